@@ -1,0 +1,83 @@
+"""What every checkpoint looks like once opened, whatever its format: a spec, and tensors in their stored bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rooftree.specs.model import ModelSpec
+
+DType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """One tensor in the bits its file stores, normally a view into a memory map.
+
+    Attributes:
+        name: canonical name (see ``Checkpoint``); shown in errors.
+        shape: row-major, outermost first; a linear weight is (out_features, in_features).
+        dtype: storage format. Quantised formats hold blocks of 32 consecutive elements of the last axis.
+        data: uint8, one-dimensional, exactly the tensor's bytes.
+        source: file and stored name, for messages.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    data: npt.NDArray[np.uint8]
+    source: str
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes as stored."""
+        return int(self.data.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TextAssets:
+    """All that the text floor needs from a checkpoint, still unparsed.
+
+    Exactly one of ``tokenizer_json`` (a Hugging Face tokenizer.json) and ``gguf_vocab`` (the ``tokenizer.ggml.*``
+    metadata, keys without that prefix) is set. Token ids come from the files, never from guesses.
+    """
+
+    tokenizer_json: bytes | None = None
+    gguf_vocab: Mapping[str, Any] | None = None
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """An opened model: validated against its spec, nothing read that is not needed yet.
+
+    ``tensors`` uses Hugging Face's names for the Llama line in every format: ``model.embed_tokens.weight``,
+    ``model.layers.0.self_attn.{q,k,v,o}_proj.{weight,bias}``, ``model.layers.0.self_attn.{q,k}_norm.weight``,
+    ``model.layers.0.mlp.{gate,up,down}_proj.weight``, ``model.layers.0.{input,post_attention}_layernorm.weight``,
+    ``model.norm.weight``, ``lm_head.weight`` (absent where tied). Rows of Q and K are in half-split rotary order.
+    """
+
+    name: str
+    path: str
+    format: Literal["gguf", "safetensors"]
+    spec: ModelSpec
+    tensors: Mapping[str, Tensor]
+    text: TextAssets
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())

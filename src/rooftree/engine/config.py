@@ -1,0 +1,42 @@
+"""Everything an engine is started with. Frozen; resolved values live in what start-up reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+KVCacheDType = Literal["fp16", "fp32"]
+Policy = Literal["fcfs", "priority"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one engine; every field is a flag of ``rooftree serve`` with the same name.
+
+    Attributes:
+        model: ``smollm2``, a .gguf file, a Hugging Face directory or ``hf:org/name``.
+        max_model_len: longest prompt + answer in tokens; None: what the model was made for, or what fits.
+        max_num_seqs: requests running at once.
+        max_num_batched_tokens: tokens of one step.
+        block_size: tokens of a KV block, a multiple of 16.
+        kv_cache_memory: bytes for KV blocks; None: ``kv_cache_fraction`` of the memory free after loading, at
+            most what max_num_seqs sequences of full length could use.
+        kv_watermark: share of all blocks kept free when a new request is admitted.
+        threads: worker threads; None: physical cores this process may use.
+        isa: kernels to use; None: the best that this processor has and this build contains.
+    """
+
+    model: str = "smollm2"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    kv_cache_dtype: KVCacheDType = "fp16"
+    kv_cache_memory: int | None = None
+    kv_cache_fraction: float = 0.5
+    kv_watermark: float = 0.02
+    enable_prefix_caching: bool = True
+    scheduling_policy: Policy = "fcfs"
+    threads: int | None = None
+    isa: str | None = None
+    executor: Literal["cpu", "reference"] = "cpu"

@@ -1,0 +1,131 @@
+"""Messages between the API process and the engine process. Token ids only; text never crosses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rooftree.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
+    """One generation to run (a request with n choices arrives as n of these).
+
+    Attributes:
+        eos_token_ids: ids that end the answer unless ``params.ignore_eos``.
+        seed: resolved: the caller's, or drawn by the front end; already distinct for each of n choices.
+        max_tokens: resolved against the context window, so never None.
+        arrival_time: ``time.monotonic()`` of the front end, for its own intervals only.
+        cache_salt: requests share cached prefixes only with the same salt.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these generations; unknown ids are ignored (they may just have ended)."""
+
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the engine process after the current step."""
+
+
+EngineInput = EngineCoreRequest | AbortRequests | Shutdown
+
+
+class TopLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Wire form of ``rooftree.scheduler.output.TokenLogprobs``."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """News of one request after a step.
+
+    Attributes:
+        new_token_ids: usually one; empty where the request ended without a token (abort, error).
+        stop_reason: the stop token id that ended it, None for end-of-sequence and everything else.
+        num_cached_tokens: prompt tokens that came from the prefix cache when it was first scheduled.
+        queued_seconds, prefill_seconds: set with the first token, measured on the engine's own clock: arrival in
+            the engine to first scheduling, and first scheduling to first token.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[TopLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    queued_seconds: float | None = None
+    prefill_seconds: float | None = None
+    error: str | None = None
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """State after a step. Counters are totals since start and never fall.
+
+    ``free + cached + owned = total`` blocks: free hold nothing, cached hold an unreferenced prefix, owned belong to
+    running requests.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_owned_blocks: int = 0
+    num_total_blocks: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_preempted_tokens: int = 0
+    num_steps: int = 0
+    num_step_tokens: int = 0
+    step_seconds: float = 0.0
+    conservation_failures: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):
+    """All news of one step. ``heartbeat`` counts passes of the loop, idle ones included."""
+
+    outputs: list[EngineCoreOutput] = []
+    stats: SchedulerStats | None = None
+    heartbeat: int = 0
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Sent once, when the first real token has been computed.
+
+    ``memory_table`` is what start-up prints: (what, bytes, how it was chosen) rows.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    phase_seconds: dict[str, float]
+    memory_table: list[tuple[str, str, str]]
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """Start-up or the loop ended with an error; nothing follows."""
+
+    kind: str
+    message: str
+
+
+EngineOutput = EngineCoreOutputs | EngineReady | EngineFailed
