@@ -1,4 +1,4 @@
-"""What every checkpoint looks like once opened, whatever its format: a spec, and tensors in their stored bits."""
+"""What every checkpoint looks like once opened, whatever its format: a spec, and tensors as stored."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class Tensor:
 class TextAssets:
     """All that the text floor needs from a checkpoint, still unparsed.
 
-    Exactly one of ``tokenizer_json`` (a Hugging Face tokenizer.json) and ``gguf_vocab`` (the ``tokenizer.ggml.*``
-    metadata, keys without that prefix) is set. Token ids come from the files, never from guesses.
+    Exactly one of ``tokenizer_json`` (a Hugging Face tokenizer.json) and ``gguf_vocab`` (the
+    ``tokenizer.ggml.*`` metadata, keys without that prefix) is set. Token ids come from the files, never from
+    guesses.
     """
 
     tokenizer_json: bytes | None = None
@@ -65,9 +66,10 @@ class Checkpoint:
     """An opened model: validated against its spec, nothing read that is not needed yet.
 
     ``tensors`` uses Hugging Face's names for the Llama line in every format: ``model.embed_tokens.weight``,
-    ``model.layers.0.self_attn.{q,k,v,o}_proj.{weight,bias}``, ``model.layers.0.self_attn.{q,k}_norm.weight``,
-    ``model.layers.0.mlp.{gate,up,down}_proj.weight``, ``model.layers.0.{input,post_attention}_layernorm.weight``,
-    ``model.norm.weight``, ``lm_head.weight`` (absent where tied). Rows of Q and K are in half-split rotary order.
+    ``model.layers.0.self_attn.{q,k,v,o}_proj.{weight,bias}``,
+    ``model.layers.0.self_attn.{q,k}_norm.weight``, ``model.layers.0.mlp.{gate,up,down}_proj.{weight,bias}``,
+    ``model.layers.0.{input,post_attention}_layernorm.weight``, ``model.norm.weight``, ``lm_head.weight``
+    (absent where tied). Rows of Q and K are in half-split rotary order.
     """
 
     name: str

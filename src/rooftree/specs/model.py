@@ -20,6 +20,9 @@ class RopeSpec:
       ``high_freq_factor`` (Llama 3.1's published rule).
     - ``yarn``: NTK-by-parts between ``beta_fast`` and ``beta_slow`` turns (Peng et al., 2023), cos and sin
       multiplied by ``attention_factor``.
+
+    ``freq_factors``, where not empty, holds head_dim / 2 numbers, and frequency i is divided by the i-th; it
+    comes only with kind ``default`` (GGUF files spell Llama 3.1's rule this way).
     """
 
     theta: float = 10_000.0
@@ -31,6 +34,7 @@ class RopeSpec:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    freq_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

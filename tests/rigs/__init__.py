@@ -1,0 +1,1 @@
+"""Makers of models and files for tests."""
