@@ -17,6 +17,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         model: ``smollm2``, a .gguf file, a Hugging Face directory or ``hf:org/name``.
         max_model_len: longest prompt + answer in tokens; None: what the model was made for, or what fits.
         max_num_seqs: requests running at once.
+        max_num_waiting: generations that may wait for their turn; more are refused with 503.
         max_num_batched_tokens: tokens of one step.
         block_size: tokens of a KV block, a multiple of 16.
         kv_cache_memory: bytes for KV blocks; None: ``kv_cache_fraction`` of the memory free after loading, at
@@ -29,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "smollm2"
     max_model_len: int | None = None
     max_num_seqs: int = 64
+    max_num_waiting: int = 1024
     max_num_batched_tokens: int = 512
     block_size: int = 16
     kv_cache_dtype: KVCacheDType = "fp16"

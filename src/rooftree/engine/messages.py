@@ -18,7 +18,6 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=Tr
         eos_token_ids: ids that end the answer unless ``params.ignore_eos``.
         seed: resolved: the caller's, or drawn by the front end; already distinct for each of n choices.
         max_tokens: resolved against the context window, so never None.
-        arrival_time: ``time.monotonic()`` of the front end, for its own intervals only.
         cache_salt: requests share cached prefixes only with the same salt.
     """
 
@@ -61,8 +60,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
         new_token_ids: usually one; empty where the request ended without a token (abort, error).
         stop_reason: the stop token id that ended it, None for end-of-sequence and everything else.
         num_cached_tokens: prompt tokens that came from the prefix cache when it was first scheduled.
-        queued_seconds, prefill_seconds: set with the first token, measured on the engine's own clock: arrival in
-            the engine to first scheduling, and first scheduling to first token.
+        queued_seconds, prefill_seconds: set with the first token, measured on the engine's own clock: arrival
+            in the engine to first scheduling, and first scheduling to first token.
     """
 
     request_id: str
@@ -80,8 +79,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """State after a step. Counters are totals since start and never fall.
 
-    ``free + cached + owned = total`` blocks: free hold nothing, cached hold an unreferenced prefix, owned belong to
-    running requests.
+    ``free + cached + owned = total`` blocks: free hold nothing, cached hold an unreferenced prefix, owned
+    belong to running requests.
     """
 
     num_running: int = 0
@@ -108,10 +107,17 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, tag="outputs", omit_default
     heartbeat: int = 0
 
 
-class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+class EngineProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Start-up has come to this phase (one of the keys of ``EngineReady.phase_seconds``)."""
+
+    phase: str
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="ready", omit_defaults=True):
     """Sent once, when the first real token has been computed.
 
-    ``memory_table`` is what start-up prints: (what, bytes, how it was chosen) rows.
+    ``memory_table`` is what start-up prints: (what, bytes, how it was chosen) rows; ``notices`` are sentences
+    to show besides, such as a context length that had to be lowered.
     """
 
     num_blocks: int
@@ -119,6 +125,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len: int
     phase_seconds: dict[str, float]
     memory_table: list[tuple[str, str, str]]
+    notices: list[str] = []
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -128,4 +135,4 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-EngineOutput = EngineCoreOutputs | EngineReady | EngineFailed
+EngineOutput = EngineCoreOutputs | EngineProgress | EngineReady | EngineFailed
