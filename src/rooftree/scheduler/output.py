@@ -14,7 +14,8 @@ class TokenLogprobs:
     Attributes:
         logprob: of the chosen token.
         rank: 1 + number of tokens strictly more likely than the chosen one.
-        top_ids, top_logprobs: the most likely tokens, best first (ties: lower id first); empty if none were asked.
+        top_ids, top_logprobs: the most likely tokens, best first (ties: lower id first); empty if none were
+            asked.
     """
 
     logprob: float
@@ -27,8 +28,8 @@ class TokenLogprobs:
 class ScheduledRequest:
     """One request's part of a step: compute ``token_ids[start : start + num_tokens]``.
 
-    The lists are the live ones of their owners (Request, KVCacheManager); an executor reads them during the step
-    and keeps none.
+    The lists are the live ones of their owners (Request, KVCacheManager); an executor reads them during the
+    step and keeps none.
 
     Attributes:
         token_ids: prompt and output so far.
