@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from rooftree.errors import ConfigError
+from rooftree.scheduler.config import SchedulerConfig
+
 KVCacheDType = Literal["fp16", "fp32"]
 Policy = Literal["fcfs", "priority"]
 
@@ -42,3 +45,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     isa: str | None = None
     executor: Literal["cpu", "reference"] = "cpu"
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse what is wrong in itself, before anything is loaded.
+
+    Raises:
+        ConfigError: an option out of its range. What contradicts the model or the memory is found later.
+    """
+    SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=1 if config.max_model_len is None else config.max_model_len,
+    )
+    rules = [
+        (config.block_size >= 16 and config.block_size % 16 == 0, "block_size", "a multiple of 16"),
+        (config.max_num_waiting >= 0, "max_num_waiting", "0 or more"),
+        (0.0 < config.kv_cache_fraction <= 1.0, "kv_cache_fraction", "above 0 and at most 1"),
+        (0.0 <= config.kv_watermark < 1.0, "kv_watermark", "at least 0 and below 1"),
+        (config.kv_cache_memory is None or config.kv_cache_memory > 0, "kv_cache_memory", "positive"),
+        (config.threads is None or config.threads > 0, "threads", "at least 1"),
+    ]
+    for holds, option, rule in rules:
+        if not holds:
+            flag = option.replace("_", "-")
+            raise ConfigError(f"--{flag} must be {rule}, not {getattr(config, option)}")

@@ -16,7 +16,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=Tr
 
     Attributes:
         eos_token_ids: ids that end the answer unless ``params.ignore_eos``.
-        seed: resolved: the caller's, or drawn by the front end; already distinct for each of n choices.
+        seed: in [0, 2^64): the caller's, or drawn by the front end; already distinct for each of n choices.
         max_tokens: resolved against the context window, so never None.
         cache_salt: requests share cached prefixes only with the same salt.
     """

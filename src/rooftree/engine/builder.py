@@ -1,0 +1,136 @@
+"""From options to an engine that has computed its first token, with the seconds and bytes that it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic, perf_counter
+
+from rooftree.checkpoint.base import Checkpoint
+from rooftree.engine.config import EngineConfig, check_config
+from rooftree.engine.core import EngineCore
+from rooftree.engine.executors.base import Executor
+from rooftree.engine.host_memory import available_bytes
+from rooftree.engine.memory import Footprint, MemoryPlan, plan_memory, wanted_model_len
+from rooftree.engine.messages import EngineReady
+from rooftree.errors import ModelError
+from rooftree.kvcache.manager import KVCacheManager
+from rooftree.sampling.params import SamplingParams
+from rooftree.scheduler.config import SchedulerConfig
+from rooftree.scheduler.output import ScheduledRequest, SchedulerOutput
+from rooftree.scheduler.scheduler import Scheduler
+
+Progress = Callable[[str], None]
+MakeExecutor = Callable[[EngineConfig, Checkpoint, int], Executor]
+
+
+def make_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> Executor:
+    """The executor that ``config`` names, its weights packed."""
+    # Imported here: each brings what the other does not need.
+    if config.executor == "reference":
+        from rooftree.engine.executors.reference import ReferenceExecutor as Chosen
+    else:
+        from rooftree.engine.executors.cpu import CPUExecutor as Chosen
+    return Chosen(
+        checkpoint,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        kv_cache_dtype=config.kv_cache_dtype,
+        threads=config.threads,
+        isa=config.isa,
+    )
+
+
+def build_engine_core(
+    config: EngineConfig,
+    checkpoint: Checkpoint | None = None,
+    *,
+    progress: Progress = lambda phase: None,
+    make_executor: MakeExecutor = make_executor,
+) -> tuple[EngineCore, EngineReady]:
+    """Open the model, pack its weights, size and take the KV cache, compute a first token.
+
+    Args:
+        checkpoint: the model if it is open already.
+        progress: told the name of each phase as it begins: ``open``, ``weights``, ``kv_cache``, ``warm_up``.
+
+    Raises:
+        ConfigError: options that contradict each other or the machine.
+        ModelError: a model that cannot be loaded.
+    """
+    check_config(config)
+    phases = _Phases(progress)
+    with phases.time("open"):
+        if checkpoint is None:
+            from rooftree.checkpoint.open import open_checkpoint
+
+            checkpoint = open_checkpoint(config.model)
+    model_max_len = checkpoint.spec.max_position_embeddings
+    with phases.time("weights"):
+        executor = make_executor(config, checkpoint, wanted_model_len(config, model_max_len))
+    try:
+        with phases.time("kv_cache"):
+            footprint = Footprint(
+                executor.weight_bytes, executor.activation_bytes, executor.kv_bytes_per_block
+            )
+            plan = plan_memory(config, model_max_len, footprint, available_bytes())
+            scheduler = _scheduler(config, plan, checkpoint.name)
+            executor.allocate_kv_cache(plan.num_blocks)
+        with phases.time("warm_up"):
+            _warm_up(executor, checkpoint)
+    except BaseException:
+        executor.close()
+        raise
+    ready = EngineReady(
+        plan.num_blocks, config.block_size, plan.max_model_len, phases.seconds, plan.rows, plan.notices
+    )
+    return EngineCore(config, executor, scheduler), ready
+
+
+def _scheduler(config: EngineConfig, plan: MemoryPlan, model: str) -> Scheduler:
+    limits = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        policy=config.scheduling_policy,
+    )
+    kv_cache = KVCacheManager(
+        plan.num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        namespace=f"{model}/{config.kv_cache_dtype}",
+        watermark=config.kv_watermark,
+    )
+    return Scheduler(limits, kv_cache, monotonic)
+
+
+def _warm_up(executor: Executor, checkpoint: Checkpoint) -> None:
+    """Compute one token past the scheduler: readiness then means that the model has answered.
+
+    Its K and V go to the first slot of block 0, which whoever gets the block writes before reading.
+    """
+    token = checkpoint.text.bos_token_id or 0
+    request = ScheduledRequest("warm-up", [token], 1, 0, 1, [0], True, SamplingParams(temperature=0.0), 0)
+    result = executor.execute(SchedulerOutput([request], {"warm-up": 1}, 1))
+    if "warm-up" in result.errors:
+        raise ModelError(
+            f"{checkpoint.path}: the model's first token could not be computed: {result.errors['warm-up']}; "
+            f"the file is damaged or was converted wrongly"
+        )
+
+
+class _Phases:
+    """Seconds spent in each phase, in order."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        self._progress(phase)
+        start = perf_counter()
+        yield
+        self.seconds[phase] = perf_counter() - start

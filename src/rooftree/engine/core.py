@@ -1,0 +1,174 @@
+"""The step loop's body: schedule, execute, update. No text, no sockets, no threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+from rooftree.engine.config import EngineConfig
+from rooftree.engine.executors.base import Executor
+from rooftree.engine.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    SchedulerStats,
+    TopLogprobs,
+)
+from rooftree.engine.stats import StepRecord
+from rooftree.errors import RequestError
+from rooftree.scheduler.output import SchedulerOutput
+from rooftree.scheduler.request import Request
+from rooftree.scheduler.scheduler import Scheduler
+from rooftree.scheduler.update import RequestUpdate
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One model's scheduler and executor, a step at a time.
+
+    Args:
+        clock: monotonic seconds, for the record of each step.
+
+    Attributes:
+        last_step: record of the last step that computed something.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.scheduler = scheduler
+        self.last_step: StepRecord | None = None
+        self._clock = clock
+        self._aborts: list[str] = []
+        self._refused: list[EngineCoreOutput] = []
+        self._heartbeat = 0
+        self._num_steps = 0
+        self._num_step_tokens = 0
+        self._step_seconds = 0.0
+        self._audited = True
+        self._conservation_failures = 0
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether ``step`` has something to do or to tell."""
+        return self.scheduler.has_unfinished or bool(self._refused)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue one generation. One that can never run ends with an error at the next step."""
+        try:
+            self.scheduler.add_request(
+                Request(
+                    request_id=request.request_id,
+                    token_ids=request.prompt_token_ids.copy(),
+                    params=request.params,
+                    max_tokens=request.max_tokens,
+                    seed=request.seed,
+                    eos_token_ids=request.eos_token_ids,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                )
+            )
+        except RequestError as error:
+            self._refused.append(
+                EngineCoreOutput(request.request_id, [], finish_reason="error", error=error.message)
+            )
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End these generations at the start of the next step; unknown ids are ignored."""
+        self._aborts.extend(request_ids)
+
+    def step(self) -> EngineCoreOutputs:
+        """Advance every request that has its turn, and tell the news; idle, tell the state alone.
+
+        An abort is the front end's own doing, and its books on that request are closed: no news of it.
+
+        Raises:
+            Exception: whatever the executor raises; the engine cannot go on after it.
+        """
+        start = self._clock()
+        self._heartbeat += 1
+        outputs, self._refused = self._refused, []
+        aborts, self._aborts = self._aborts, []
+        for request_id in aborts:
+            self.scheduler.abort(request_id)
+        planned = self.scheduler.schedule()
+        if planned is None:
+            self._audit()
+        else:
+            result = self.executor.execute(planned)
+            for update in self.scheduler.update_from_output(planned, result):
+                outputs.append(_output(update))
+            self._record(planned, self._clock() - start)
+        return EngineCoreOutputs(outputs, self.stats(), self._heartbeat)
+
+    def _record(self, planned: SchedulerOutput, seconds: float) -> None:
+        self._audited = False
+        self._num_steps += 1
+        self._num_step_tokens += planned.total_num_scheduled_tokens
+        self._step_seconds += seconds
+        self.last_step = StepRecord(
+            len(planned.requests),
+            planned.total_num_scheduled_tokens,
+            sum([request.start + request.num_tokens for request in planned.requests]),
+            seconds,
+            self.executor.last_native_seconds,
+        )
+
+    def _audit(self) -> None:
+        """Check the conservation of blocks, once each time that the engine comes to rest."""
+        if self._audited:
+            return
+        self._audited = True
+        for fault in self.scheduler.check_conservation():
+            self._conservation_failures += 1
+            logger.warning("KV blocks are not conserved: %s", fault)
+
+    def stats(self) -> SchedulerStats:
+        """State now and totals since start."""
+        state = self.scheduler.stats()
+        return SchedulerStats(
+            num_running=state.num_running,
+            num_waiting=state.num_waiting,
+            num_free_blocks=state.num_free_blocks,
+            num_cached_blocks=state.num_cached_blocks,
+            num_owned_blocks=state.num_owned_blocks,
+            num_total_blocks=state.num_total_blocks,
+            prefix_cache_queries=state.prefix_cache_queries,
+            prefix_cache_hits=state.prefix_cache_hits,
+            num_preemptions=state.num_preemptions,
+            num_preempted_tokens=state.num_preempted_tokens,
+            num_steps=self._num_steps,
+            num_step_tokens=self._num_step_tokens,
+            step_seconds=self._step_seconds,
+            conservation_failures=self._conservation_failures,
+        )
+
+    def close(self) -> None:
+        """Give memory and threads back; idempotent."""
+        self.executor.close()
+
+
+def _output(update: RequestUpdate) -> EngineCoreOutput:
+    logprobs = update.logprobs
+    return EngineCoreOutput(
+        update.request_id,
+        update.new_token_ids,
+        None
+        if logprobs is None
+        else [TopLogprobs(logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs)],
+        update.finish_reason,
+        update.stop_reason,
+        update.num_cached_tokens,
+        update.num_preemptions,
+        update.queued_seconds,
+        update.prefill_seconds,
+        update.error,
+    )
