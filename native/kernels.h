@@ -1,0 +1,82 @@
+// The function table that an instruction set provides. All row kernels treat rows independently and sum in input
+// order, so a row's result never depends on its neighbours.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pack.h"
+
+namespace rooftree {
+
+// Activations quantised for integer products: `k` int8 values, then per block of 32 inputs a float scale, a float
+// scale * sum, and an int32 -sum (for weights stored with an offset).
+inline size_t quantised_row_bytes(int64_t k) { return static_cast<size_t>(k / kBlock * (kBlock + 12)); }
+
+// Positions whose scores are normalised together. Contexts are split at multiples of it, wherever a step starts.
+constexpr int kPartition = 256;
+// K and V are read in groups of 16 positions: block sizes are multiples of it.
+constexpr int kKvGroup = 16;
+// Query rows that share one pass over a KV head.
+constexpr int kMaxAttentionRows = 48;
+
+enum class KvFormat : int { F16 = 0, F32 = 1 };
+
+// One KV head of one sequence, for up to kMaxAttentionRows query rows.
+struct AttentionArgs {
+    int rows;
+    int head_dim;
+    const float* q;           // [rows, head_dim], already scaled
+    const int32_t* last;      // [rows], last position each row sees
+    int window;               // positions a row sees, itself included; 0: all
+    const int32_t* blocks;    // block table of the sequence
+    int block_size;
+    const uint8_t* k;         // head's K in block 0: [head_dim, block_size]
+    const uint8_t* v;         // head's V in block 0: [block_size, head_dim]
+    size_t block_stride;      // bytes from a block to the next, for K and V
+    int first_partition, end_partition;
+    float* scratch;           // attention_scratch_floats(head_dim)
+    float* m;                 // [rows] running maximum, updated; start: -inf
+    float* l;                 // [rows] running sum of exponentials; start: 0
+    float* acc;               // [rows, head_dim] running weighted sum of V; start: 0
+};
+
+inline size_t attention_scratch_floats(int head_dim) {
+    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + 2 * kKvGroup * head_dim;
+}
+
+struct Kernels {
+    const char* name;
+
+    // out[t * 16 + r] = sum_k tile[r][k] * x[t][k] for t < m. x: float rows, or quantised rows (stride in bytes).
+    void (*tile_product)(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out);
+
+    // y = x / rms(x) * weight.
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
+    // Blocks of 32 inputs: q = round(x / scale), scale = max|x| / 127 (see QuantisedRow).
+    void (*quantise)(const float* x, int64_t k, int8_t* q, float* scales, float* sums, int32_t* negated);
+    // y = silu(gate) * up.
+    void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
+    // Half-split rotation in place; cos and sin: [head_dim / 2]; result multiplied by `scale`.
+    void (*rope)(float* x, const float* cos, const float* sin, int head_dim, float scale);
+
+    // One token's K and V of one head into the cache (see AttentionArgs for the layout); `slot` within the block.
+    void (*write_kv)(KvFormat format, const float* k, const float* v, int head_dim, int block_size, int slot,
+                     uint8_t* k_block, uint8_t* v_block);
+    void (*attention)(KvFormat format, const AttentionArgs& args);
+    // Merges a later partition's (m, l, acc) into an earlier state, as `attention` does between partitions.
+    void (*merge_partition)(float m, float l, const float* acc, int head_dim, float* m_out, float* l_out, float* acc_out);
+
+    // Sampling. `max_finite`: largest value; NaN if any value is NaN or the largest is not finite.
+    float (*max_finite)(const float* x, int64_t n);
+    // p = exp((x - shift) / temperature); returns the sum (p may be null).
+    double (*exp_sum)(const float* x, int64_t n, float shift, float temperature, float* p);
+};
+
+const Kernels& portable_kernels();
+#if defined(ROOFTREE_X86)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace rooftree

@@ -1,0 +1,398 @@
+// The kernels that all instruction sets share, in terms of `Simd`. Included once per instruction set, after its
+// simd/ header and its tile products, inside no namespace.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "kernels.h"
+
+namespace rooftree::ROOFTREE_ISA {
+
+using F = Simd::F;
+constexpr int N = Simd::N;
+
+// exp by Cody-Waite reduction and a degree-6 polynomial, relative error below 2e-7; exactly 1 at 0 and exactly 0
+// below the smallest normal result, -inf included.
+static inline F vexp(F x) {
+    const F low = Simd::set1(-87.33f);
+    const F clamped = Simd::min(Simd::max(x, low), Simd::set1(88.3f));
+    const F n = Simd::round(clamped * Simd::set1(1.44269504f));
+    F r = Simd::fma(n, Simd::set1(-0.693359375f), clamped);
+    r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
+    F p = Simd::set1(1.9875691500e-4f);
+    p = Simd::fma(p, r, Simd::set1(1.3981999507e-3f));
+    p = Simd::fma(p, r, Simd::set1(8.3334519073e-3f));
+    p = Simd::fma(p, r, Simd::set1(4.1665795894e-2f));
+    p = Simd::fma(p, r, Simd::set1(1.6666665459e-1f));
+    p = Simd::fma(p, r, Simd::set1(5.0000001201e-1f));
+    p = Simd::fma(p, r * r, r) + Simd::set1(1.0f);
+    return Simd::zero_where_less(x, low, Simd::scale_by_power(p, n));
+}
+
+static inline float sexp(float x) {
+    float lanes[N];
+    Simd::store(lanes, vexp(Simd::set1(x)));
+    return lanes[0];
+}
+
+static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
+    F sum = Simd::zero();
+    int64_t i = 0;
+    for (; i + N <= n; i += N) {
+        const F v = Simd::load(x + i);
+        sum = Simd::fma(v, v, sum);
+    }
+    float total = Simd::reduce_add(sum);
+    for (int64_t j = i; j < n; j++) total += x[j] * x[j];
+    const float inverse = 1.0f / std::sqrt(total / static_cast<float>(n) + eps);
+    const F scale = Simd::set1(inverse);
+    for (i = 0; i + N <= n; i += N) Simd::store(y + i, Simd::load(x + i) * scale * Simd::load(weight + i));
+    for (; i < n; i++) y[i] = x[i] * inverse * weight[i];
+}
+
+static void quantise(const float* x, int64_t k, int8_t* q, float* scales, float* sums, int32_t* negated) {
+    for (int64_t b = 0; b < k / kBlock; b++) {
+        const float* block = x + b * kBlock;
+        F largest = Simd::zero();
+        for (int i = 0; i < kBlock; i += N) largest = Simd::max(largest, Simd::abs(Simd::load(block + i)));
+        const float amax = Simd::reduce_max(largest);
+        const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+        F total = Simd::zero();
+        for (int i = 0; i < kBlock; i += N) {
+            const F rounded = Simd::round(Simd::load(block + i) * Simd::set1(inverse));
+            Simd::store_int8(q + b * kBlock + i, rounded);
+            total = total + rounded;  // small whole numbers: exact
+        }
+        const float sum = Simd::reduce_add(total);
+        scales[b] = amax / 127.0f;
+        sums[b] = scales[b] * sum;
+        negated[b] = -static_cast<int32_t>(sum);
+    }
+}
+
+static void silu_mul(const float* gate, const float* up, int64_t n, float* y) {
+    const F one = Simd::set1(1.0f);
+    int64_t i = 0;
+    for (; i + N <= n; i += N) {
+        const F g = Simd::load(gate + i);
+        Simd::store(y + i, g / (one + vexp(Simd::zero() - g)) * Simd::load(up + i));
+    }
+    for (; i < n; i++) y[i] = gate[i] / (1.0f + sexp(-gate[i])) * up[i];
+}
+
+static void rope(float* x, const float* cos, const float* sin, int head_dim, float scale) {
+    const int half = head_dim / 2;
+    int i = 0;
+    const F factor = Simd::set1(scale);
+    for (; i + N <= half; i += N) {
+        const F a = Simd::load(x + i), b = Simd::load(x + half + i);
+        const F c = Simd::load(cos + i), s = Simd::load(sin + i);
+        Simd::store(x + i, (a * c - b * s) * factor);
+        Simd::store(x + half + i, (b * c + a * s) * factor);
+    }
+    for (; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        x[i] = (a * cos[i] - b * sin[i]) * scale;
+        x[half + i] = (b * cos[i] + a * sin[i]) * scale;
+    }
+}
+
+// ---- KV cache -------------------------------------------------------------------------------------------------
+
+static inline F load_kv(const uint16_t* p) { return Simd::load_f16(p); }
+static inline F load_kv(const float* p) { return Simd::load(p); }
+
+// Narrows to the cache's type. Half precision saturates: a masked position can then never spread infinity.
+static inline void narrow(const float* x, int n, uint16_t* out) {
+    int i = 0;
+    for (; i + N <= n; i += N)
+        Simd::store_f16(out + i, Simd::max(Simd::min(Simd::load(x + i), Simd::set1(kHalfMax)), Simd::set1(-kHalfMax)));
+    for (; i < n; i++) out[i] = float_to_half(x[i] > kHalfMax ? kHalfMax : x[i] < -kHalfMax ? -kHalfMax : x[i]);
+}
+static inline void narrow(const float* x, int n, float* out) { std::memcpy(out, x, n * sizeof(float)); }
+
+template <typename Kv>
+static void write_kv_typed(const float* k, const float* v, int head_dim, int block_size, int slot, Kv* k_block, Kv* v_block) {
+    constexpr int kPiece = 64;
+    Kv piece[kPiece];
+    for (int begin = 0; begin < head_dim; begin += kPiece) {
+        const int count = head_dim - begin < kPiece ? head_dim - begin : kPiece;
+        narrow(k + begin, count, piece);
+        for (int d = 0; d < count; d++) k_block[(begin + d) * block_size + slot] = piece[d];
+    }
+    narrow(v, head_dim, v_block + slot * head_dim);
+}
+
+static void write_kv(KvFormat format, const float* k, const float* v, int head_dim, int block_size, int slot,
+                     uint8_t* k_block, uint8_t* v_block) {
+    if (format == KvFormat::F16)
+        write_kv_typed(k, v, head_dim, block_size, slot, reinterpret_cast<uint16_t*>(k_block), reinterpret_cast<uint16_t*>(v_block));
+    else
+        write_kv_typed(k, v, head_dim, block_size, slot, reinterpret_cast<float*>(k_block), reinterpret_cast<float*>(v_block));
+}
+
+// ---- attention ------------------------------------------------------------------------------------------------
+
+// scores[r][0..15] = q[r] . K[:, 0..15] for R rows; K: [head_dim, stride].
+template <int R, typename Kv>
+static inline void score_group(const float* q, int head_dim, const Kv* k, int stride, float* scores) {
+    constexpr int V = kKvGroup / N;
+    F sum[R][V];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < V; j++) sum[r][j] = Simd::zero();
+    for (int d = 0; d < head_dim; d++) {
+        F key[V];
+        for (int j = 0; j < V; j++) key[j] = load_kv(k + d * stride + j * N);
+        for (int r = 0; r < R; r++) {
+            const F query = Simd::set1(q[r * head_dim + d]);
+            for (int j = 0; j < V; j++) sum[r][j] = Simd::fma(query, key[j], sum[r][j]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < V; j++) Simd::store(scores + r * kPartition + j * N, sum[r][j]);
+}
+
+// acc[r] += sum_t p[r][t] * V[t] for R rows, t < count; V: [16, head_dim].
+template <int R, typename Kv>
+static inline void weigh_group(const float* p, int count, const Kv* v, int head_dim, float* acc) {
+    int d = 0;
+    for (; d + N <= head_dim; d += N) {
+        F sum[R];
+        for (int r = 0; r < R; r++) sum[r] = Simd::load(acc + r * head_dim + d);
+        for (int t = 0; t < count; t++) {
+            const F value = load_kv(v + t * head_dim + d);
+            for (int r = 0; r < R; r++) sum[r] = Simd::fma(Simd::set1(p[r * kPartition + t]), value, sum[r]);
+        }
+        for (int r = 0; r < R; r++) Simd::store(acc + r * head_dim + d, sum[r]);
+    }
+    if (d == head_dim) return;
+    for (int r = 0; r < R; r++)  // head_dim is a multiple of 8, vectors may be 16 wide
+        for (int e = d; e < head_dim; e++) {
+            float sum = acc[r * head_dim + e];
+            for (int t = 0; t < count; t++) {
+                const float value = sizeof(Kv) == 2 ? half_to_float(static_cast<uint16_t>(v[t * head_dim + e]))
+                                                    : static_cast<float>(v[t * head_dim + e]);
+                sum = std::fma(p[r * kPartition + t], value, sum);
+            }
+            acc[r * head_dim + e] = sum;
+        }
+}
+
+template <typename Kv>
+static void score_rows(int rows, const float* q, int head_dim, const Kv* k, int stride, float* scores) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) score_group<4>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
+    switch (rows - r) {
+        case 3: return score_group<3>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
+        case 2: return score_group<2>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
+        case 1: return score_group<1>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
+    }
+}
+
+template <typename Kv>
+static void weigh_rows(int rows, const float* p, int count, const Kv* v, int head_dim, float* acc) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) weigh_group<4>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
+    switch (rows - r) {
+        case 3: return weigh_group<3>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
+        case 2: return weigh_group<2>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
+        case 1: return weigh_group<1>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
+    }
+}
+
+// Many rows share a group of K or V: widen it to float once. A float cache is read where it lies.
+static inline const float* widen(const uint16_t* in, int rows, int columns, int stride, float* out) {
+    for (int i = 0; i < rows; i++) {
+        int j = 0;
+        for (; j + N <= columns; j += N) Simd::store(out + i * columns + j, load_kv(in + i * stride + j));
+        for (; j < columns; j++) out[i * columns + j] = half_to_float(in[i * stride + j]);
+    }
+    return out;
+}
+
+static void merge_partition(float m, float l, const float* acc, int head_dim, float* m_out, float* l_out, float* acc_out) {
+    const float top = *m_out > m ? *m_out : m;
+    const float old_weight = sexp(*m_out - top), new_weight = sexp(m - top);
+    *m_out = top;
+    *l_out = *l_out * old_weight + l * new_weight;
+    const F a = Simd::set1(old_weight), b = Simd::set1(new_weight);
+    int d = 0;
+    for (; d + N <= head_dim; d += N)
+        Simd::store(acc_out + d, Simd::load(acc_out + d) * a + Simd::load(acc + d) * b);
+    for (; d < head_dim; d++) acc_out[d] = acc_out[d] * old_weight + acc[d] * new_weight;
+}
+
+// Masks, exponentiates and sums one row's scores of a partition. Returns the maximum (-inf: nothing visible).
+static inline float softmax_row(float* scores, int count, int visible_begin, int visible_end, float* sum_out) {
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    for (int t = 0; t < visible_begin && t < count; t++) scores[t] = kNone;
+    for (int t = visible_end < 0 ? 0 : visible_end; t < count; t++) scores[t] = kNone;
+    F largest = Simd::set1(kNone);
+    for (int t = 0; t < count; t += N) largest = Simd::max(largest, Simd::load(scores + t));
+    const float m = Simd::reduce_max(largest);
+    if (m == kNone) return kNone;
+    F sum = Simd::zero();
+    const F shift = Simd::set1(m);
+    for (int t = 0; t < count; t += N) {
+        const F p = vexp(Simd::load(scores + t) - shift);
+        Simd::store(scores + t, p);
+        sum = sum + p;
+    }
+    *sum_out = Simd::reduce_add(sum);
+    return m;
+}
+
+template <typename Kv>
+static void attention_typed(const AttentionArgs& a) {
+    const int hd = a.head_dim, bs = a.block_size;
+    float* scores = a.scratch;
+    float* partial = scores + kMaxAttentionRows * kPartition;
+    float* widened = partial + kMaxAttentionRows * hd;
+    int last = 0, first = std::numeric_limits<int>::max();
+    for (int r = 0; r < a.rows; r++) {
+        const int from = a.window ? a.last[r] - a.window + 1 : 0;
+        if (a.last[r] > last) last = a.last[r];
+        if (from < first) first = from;
+    }
+    if (first < 0) first = 0;
+    const bool direct = sizeof(Kv) == sizeof(float) || a.rows <= 4;
+
+    for (int part = a.first_partition; part < a.end_partition; part++) {
+        const int base = part * kPartition;
+        const int end = last + 1 < base + kPartition ? last + 1 : base + kPartition;
+        const int begin = first > base ? first / kKvGroup * kKvGroup : base;
+        if (begin >= end) continue;
+        const int count = (end - begin + kKvGroup - 1) / kKvGroup * kKvGroup;
+
+        for (int p = begin; p < end; p += kKvGroup) {
+            const Kv* k = reinterpret_cast<const Kv*>(a.k + a.blocks[p / bs] * a.block_stride) + p % bs;
+            if (direct) score_rows(a.rows, a.q, hd, k, bs, scores + (p - begin));
+            else if constexpr (sizeof(Kv) == 2)
+                score_rows(a.rows, a.q, hd, widen(k, hd, kKvGroup, bs, widened), kKvGroup, scores + (p - begin));
+        }
+        float row_max[kMaxAttentionRows], row_sum[kMaxAttentionRows];
+        for (int r = 0; r < a.rows; r++) {
+            const int from = a.window ? a.last[r] - a.window + 1 - begin : 0;
+            row_max[r] = softmax_row(scores + r * kPartition, count, from, a.last[r] + 1 - begin, &row_sum[r]);
+            if (row_max[r] == -std::numeric_limits<float>::infinity())
+                for (int t = 0; t < count; t++) scores[r * kPartition + t] = 0.0f;
+        }
+        for (int i = 0; i < a.rows * hd; i++) partial[i] = 0.0f;
+        for (int p = begin; p < end; p += kKvGroup) {
+            const Kv* v = reinterpret_cast<const Kv*>(a.v + a.blocks[p / bs] * a.block_stride) + (p % bs) * hd;
+            const int tokens = end - p < kKvGroup ? end - p : kKvGroup;  // beyond `end` lies another's data
+            if (direct) weigh_rows(a.rows, scores + (p - begin), tokens, v, hd, partial);
+            else if constexpr (sizeof(Kv) == 2)
+                weigh_rows(a.rows, scores + (p - begin), tokens, widen(v, tokens, hd, hd, widened), hd, partial);
+        }
+        for (int r = 0; r < a.rows; r++)
+            if (row_max[r] != -std::numeric_limits<float>::infinity())
+                merge_partition(row_max[r], row_sum[r], partial + r * hd, hd, a.m + r, a.l + r, a.acc + r * hd);
+    }
+}
+
+static void attention(KvFormat format, const AttentionArgs& args) {
+    if (format == KvFormat::F16) attention_typed<uint16_t>(args);
+    else attention_typed<float>(args);
+}
+
+// ---- sampling -------------------------------------------------------------------------------------------------
+
+static float max_finite(const float* x, int64_t n) {
+    F largest = Simd::set1(-std::numeric_limits<float>::infinity()), poison = Simd::zero();
+    int64_t i = 0;
+    for (; i + N <= n; i += N) {
+        const F v = Simd::load(x + i);
+        largest = Simd::max(largest, v);
+        poison = Simd::fma(v, Simd::zero(), poison);  // NaN if v is NaN or infinite
+    }
+    float m = Simd::reduce_max(largest), bad = Simd::reduce_add(poison);
+    for (; i < n; i++) {
+        m = x[i] > m ? x[i] : m;
+        bad += x[i] * 0.0f;
+    }
+    return bad == 0.0f ? m : std::numeric_limits<float>::quiet_NaN();
+}
+
+static double exp_sum(const float* x, int64_t n, float shift, float temperature, float* p) {
+    constexpr int64_t kRun = 1024;  // runs are summed in float lanes, their totals in double
+    double total = 0.0;
+    for (int64_t begin = 0; begin < n; begin += kRun) {
+        const int64_t end = begin + kRun < n ? begin + kRun : n;
+        F sum = Simd::zero();
+        int64_t i = begin;
+        for (; i + N <= end; i += N) {
+            const F e = vexp((Simd::load(x + i) - Simd::set1(shift)) / Simd::set1(temperature));
+            if (p) Simd::store(p + i, e);
+            sum = sum + e;
+        }
+        total += Simd::reduce_add(sum);
+        for (; i < end; i++) {
+            const float e = sexp((x[i] - shift) / temperature);
+            if (p) p[i] = e;
+            total += e;
+        }
+    }
+    return total;
+}
+
+// ---- float tile product ---------------------------------------------------------------------------------------
+
+struct AsF32 {
+    static constexpr int size = 4;
+    static F load(const uint8_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
+};
+struct AsF16 {
+    static constexpr int size = 2;
+    static F load(const uint8_t* p) { return Simd::load_f16(reinterpret_cast<const uint16_t*>(p)); }
+};
+struct AsBF16 {
+    static constexpr int size = 2;
+    static F load(const uint8_t* p) { return Simd::load_bf16(reinterpret_cast<const uint16_t*>(p)); }
+};
+
+template <typename W, int T>
+static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
+    constexpr int V = kTileRows / N;
+    F sum[T][V];
+    for (int t = 0; t < T; t++)
+        for (int j = 0; j < V; j++) sum[t][j] = Simd::zero();
+    for (int64_t i = 0; i < k; i++) {
+        F w[V];
+        for (int j = 0; j < V; j++) w[j] = W::load(tile + (i * kTileRows + j * N) * W::size);
+        for (int t = 0; t < T; t++) {
+            const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i]);
+            for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[j], sum[t][j]);
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int j = 0; j < V; j++) Simd::store(out + t * kTileRows + j * N, sum[t][j]);
+}
+
+template <typename W>
+static void float_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+    int t = 0;
+    for (; t + 6 <= m; t += 6) float_tokens<W, 6>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 4 <= m; t += 4) float_tokens<W, 4>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 2 <= m; t += 2) float_tokens<W, 2>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    if (t < m) float_tokens<W, 1>(tile, k, x + t * stride, stride, out + t * kTileRows);
+}
+
+static void tile_product(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+    switch (format) {
+        case Format::F32: return float_tile<AsF32>(tile, k, x, stride, m, out);
+        case Format::F16: return float_tile<AsF16>(tile, k, x, stride, m, out);
+        case Format::BF16: return float_tile<AsBF16>(tile, k, x, stride, m, out);
+        case Format::Q4_0: return quantised_tile<Q4<false>>(tile, k, x, stride, m, out);
+        case Format::Q4_1: return quantised_tile<Q4<true>>(tile, k, x, stride, m, out);
+        case Format::Q8_0: return quantised_tile<Q8>(tile, k, x, stride, m, out);
+    }
+}
+
+static const Kernels kKernels = {
+    ROOFTREE_ISA_NAME, tile_product, rms_norm, quantise, silu_mul, rope, write_kv, attention,
+    merge_partition, max_finite, exp_sum,
+};
+
+}  // namespace rooftree::ROOFTREE_ISA

@@ -1,0 +1,523 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "cpu_features.h"
+#include "quantised_row.h"
+
+namespace rooftree {
+
+namespace {
+// Tokens that one pass over a weight tile serves: their results fit the first-level cache.
+constexpr int kTokenBlock = 64;
+}  // namespace
+
+// A stretch of attention work: query tokens [begin, end) of a request, one KV head, partitions [first, last).
+struct AttentionItem {
+    int request, kv_head, begin, end, first_partition, end_partition;
+    int64_t partial;  // where its state is kept for merging; -1: it covers all partitions and writes its output
+};
+
+// What the current step consists of, spread out for the operations.
+struct Program::Step {
+    StepRequest* requests = nullptr;
+    int num_requests = 0, num_tokens = 0, num_samples = 0;
+    StepTables tables{};
+    const SamplingRow* sampling = nullptr;
+    const SamplingInputs* sampling_inputs = nullptr;
+    SampleResult* results = nullptr;
+    std::vector<int32_t> request_of_token, position, sampled_token, sampled_request;
+    std::vector<AttentionItem> attention_items;
+    std::vector<std::pair<int, int>> split_requests;  // request, index of its first partial
+    std::vector<float> partials;
+};
+
+// One thread's working memory.
+struct Program::Thread {
+    std::vector<float> products, attention, state;
+    std::unique_ptr<Sampler> sampler;
+};
+
+struct Program::Op {
+    virtual ~Op() = default;
+    // Number of pieces of work, for the step at hand.
+    virtual int64_t pieces(const Program& p) const = 0;
+    virtual void work(Program& p, int64_t piece, Thread& thread) const = 0;
+};
+
+// ---- operations -----------------------------------------------------------------------------------------------
+
+struct Program::Embed final : Op {
+    Matrix table;
+    int out;
+    Embed(Matrix t, int o) : table(std::move(t)), out(o) {}
+    int64_t pieces(const Program& p) const override { return p.step_->num_tokens; }
+    void work(Program& p, int64_t i, Thread&) const override {
+        const Step& step = *p.step_;
+        const StepRequest& request = step.requests[step.request_of_token[i]];
+        const int32_t token = step.tables.tokens[request.table_row * step.tables.tokens_stride + step.position[i]];
+        table->unpack_row(token, p.floats(out, i));
+    }
+};
+
+struct Program::RmsNorm final : Op {
+    int in, out_float, out_quantised;
+    Vector weight;
+    float eps;
+    RmsNorm(int i, Vector w, float e, int f, int q) : in(i), out_float(f), out_quantised(q), weight(std::move(w)), eps(e) {}
+    int64_t pieces(const Program& p) const override { return p.rows(in); }
+    void work(Program& p, int64_t i, Thread& thread) const override {
+        const int64_t n = static_cast<int64_t>(weight.size());
+        float* y = out_float >= 0 ? p.floats(out_float, i) : thread.products.data();
+        p.kernels_.rms_norm(p.floats(in, i), weight.data(), eps, n, y);
+        if (out_quantised < 0) return;
+        const MutableQuantisedRow q(p.row(out_quantised, i), n);
+        p.kernels_.quantise(y, n, q.q, q.scale, q.sum, q.negated);
+    }
+};
+
+struct Program::Quantise final : Op {
+    int in, out;
+    int64_t k;
+    Quantise(int i, int64_t k_, int o) : in(i), out(o), k(k_) {}
+    int64_t pieces(const Program& p) const override { return p.rows(in); }
+    void work(Program& p, int64_t i, Thread&) const override {
+        const MutableQuantisedRow q(p.row(out, i), k);
+        p.kernels_.quantise(p.floats(in, i), k, q.q, q.scale, q.sum, q.negated);
+    }
+};
+
+// Weight tiles are handed out in runs: long enough to stream well, short enough to share evenly.
+static int64_t tiles_per_piece(int64_t tiles, int threads) {
+    return std::clamp<int64_t>(tiles / (threads * 6) / 2 * 2, 2, 32);
+}
+
+struct Program::Linear final : Op {
+    int in, out;
+    bool accumulate;
+    std::vector<Matrix> matrices;
+    std::vector<Vector> biases;
+    std::vector<int64_t> first_tile, first_column;  // of each matrix, and the ends
+    int64_t run;
+    Linear(int i, std::vector<Matrix> m, std::vector<Vector> b, int o, bool a, int threads)
+        : in(i), out(o), accumulate(a), matrices(std::move(m)), biases(std::move(b)) {
+        first_tile = first_column = {0};
+        for (const Matrix& matrix : matrices) {
+            first_tile.push_back(first_tile.back() + matrix->tiles());
+            first_column.push_back(first_column.back() + matrix->n);
+        }
+        run = tiles_per_piece(first_tile.back(), threads);
+    }
+    int64_t pieces(const Program& p) const override {
+        return p.rows(in) == 0 ? 0 : (first_tile.back() + run - 1) / run;
+    }
+    void work(Program& p, int64_t piece, Thread& thread) const override {
+        const int rows = p.rows(in);
+        const int64_t end = std::min(first_tile.back(), (piece + 1) * run);
+        for (int token = 0; token < rows; token += kTokenBlock) {
+            const int m = std::min(kTokenBlock, rows - token);
+            for (int64_t tile = piece * run; tile < end; tile++) tile_work(p, tile, token, m, thread.products.data());
+        }
+    }
+    void tile_work(Program& p, int64_t tile, int token, int m, float* products) const {
+        size_t which = 0;
+        while (tile >= first_tile[which + 1]) which++;
+        const PackedMatrix& w = *matrices[which];
+        const int64_t column = (tile - first_tile[which]) * kTileRows;
+        const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - column));
+        const size_t stride = p.values_[in].row_bytes;
+        p.kernels_.tile_product(w.format, w.tile(tile - first_tile[which]), w.k, p.row(in, token), stride, m, products);
+        const float* bias = biases[which].empty() ? nullptr : biases[which].data() + column;
+        for (int t = 0; t < m; t++) {
+            float* y = p.floats(out, token + t) + first_column[which] + column;
+            const float* product = products + t * kTileRows;
+            for (int r = 0; r < valid; r++) {
+                const float value = bias ? product[r] + bias[r] : product[r];
+                y[r] = accumulate ? y[r] + value : value;
+            }
+        }
+    }
+};
+
+// Two tiles of gate and up at a time: 32 columns, one block of the quantised result.
+struct Program::Gated final : Op {
+    int in, out_float, out_quantised;
+    Matrix gate, up;
+    Vector gate_bias, up_bias;
+    int64_t pairs, run;
+    Gated(int i, Matrix g, Matrix u, Vector gb, Vector ub, int f, int q, int threads)
+        : in(i), out_float(f), out_quantised(q), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
+        pairs = (gate->tiles() + 1) / 2;
+        run = std::max<int64_t>(1, tiles_per_piece(2 * pairs, threads) / 2);
+    }
+    int64_t pieces(const Program& p) const override { return p.rows(in) == 0 ? 0 : (pairs + run - 1) / run; }
+    void work(Program& p, int64_t piece, Thread& thread) const override {
+        const int rows = p.rows(in);
+        const int64_t end = std::min(pairs, (piece + 1) * run);
+        for (int token = 0; token < rows; token += kTokenBlock) {
+            const int m = std::min(kTokenBlock, rows - token);
+            for (int64_t pair = piece * run; pair < end; pair++) pair_work(p, pair, token, m, thread.products.data());
+        }
+    }
+    void product(const Program& p, const PackedMatrix& w, const Vector& bias, int64_t tile, int token, int m, float* out) const {
+        p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, out);
+        if (bias.empty()) return;
+        const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - tile * kTileRows));
+        for (int t = 0; t < m; t++)
+            for (int r = 0; r < valid; r++) out[t * kTileRows + r] += bias[tile * kTileRows + r];
+    }
+    void pair_work(Program& p, int64_t pair, int token, int m, float* products) const {
+        constexpr int kPart = kTokenBlock * kTileRows;
+        const int tiles = static_cast<int>(std::min<int64_t>(2, gate->tiles() - 2 * pair));
+        for (int i = 0; i < tiles; i++) {
+            product(p, *gate, gate_bias, 2 * pair + i, token, m, products + 2 * i * kPart);
+            product(p, *up, up_bias, 2 * pair + i, token, m, products + (2 * i + 1) * kPart);
+        }
+        const int64_t column = pair * kBlock;
+        const int64_t valid = std::min<int64_t>(kBlock, gate->n - column);
+        for (int t = 0; t < m; t++) {
+            float block[kBlock];
+            for (int i = 0; i < tiles; i++)
+                p.kernels_.silu_mul(products + 2 * i * kPart + t * kTileRows, products + (2 * i + 1) * kPart + t * kTileRows,
+                                    kTileRows, block + i * kTileRows);
+            if (out_float >= 0) std::memcpy(p.floats(out_float, token + t) + column, block, valid * sizeof(float));
+            if (out_quantised < 0) continue;
+            const MutableQuantisedRow q(p.row(out_quantised, token + t), gate->n);
+            p.kernels_.quantise(block, kBlock, q.q + column, q.scale + pair, q.sum + pair, q.negated + pair);
+        }
+    }
+};
+
+struct Program::RopeAndCache final : Op {
+    int qkv, layer;
+    Vector q_norm, k_norm;
+    float eps;
+    RopeAndCache(int v, int l, Vector q, Vector k, float e) : qkv(v), layer(l), q_norm(std::move(q)), k_norm(std::move(k)), eps(e) {}
+    int64_t pieces(const Program& p) const override { return p.step_->num_tokens; }
+    void work(Program& p, int64_t i, Thread&) const override {
+        const Step& step = *p.step_;
+        const int hd = p.head_dim_, position = step.position[i];
+        const float* cos = p.cos_.data() + static_cast<size_t>(position) * (hd / 2);
+        const float* sin = p.sin_.data() + static_cast<size_t>(position) * (hd / 2);
+        float* q = p.floats(qkv, i);
+        const float scale = 1.0f / std::sqrt(static_cast<float>(hd));
+        for (int h = 0; h < p.heads_; h++, q += hd) {
+            if (!q_norm.empty()) p.kernels_.rms_norm(q, q_norm.data(), eps, hd, q);
+            p.kernels_.rope(q, cos, sin, hd, scale);
+        }
+        float* k = q;
+        const float* v = q + p.kv_heads_ * hd;
+        const KvCache& cache = *p.cache_;
+        const StepRequest& request = step.requests[step.request_of_token[i]];
+        const int32_t block = step.tables.blocks[request.table_row * step.tables.blocks_stride + position / cache.block_size()];
+        const size_t offset = block * cache.block_stride();
+        for (int h = 0; h < p.kv_heads_; h++, k += hd, v += hd) {
+            if (!k_norm.empty()) p.kernels_.rms_norm(k, k_norm.data(), eps, hd, k);
+            p.kernels_.rope(k, cos, sin, hd, 1.0f);
+            p.kernels_.write_kv(cache.format(), k, v, hd, cache.block_size(), position % cache.block_size(),
+                                cache.k(layer, h) + offset, cache.v(layer, h) + offset);
+        }
+    }
+};
+
+struct Program::Attention final : Op {
+    int qkv, layer, window, out;
+    Attention(int v, int l, int w, int o) : qkv(v), layer(l), window(w), out(o) {}
+    int64_t pieces(const Program& p) const override { return static_cast<int64_t>(p.step_->attention_items.size()); }
+    void work(Program& p, int64_t i, Thread& thread) const override {
+        Step& step = *p.step_;
+        const AttentionItem& item = step.attention_items[i];
+        const StepRequest& request = step.requests[item.request];
+        const KvCache& cache = *p.cache_;
+        const int group = p.heads_ / p.kv_heads_, hd = p.head_dim_;
+        const int rows = (item.end - item.begin) * group;
+        float* q = thread.state.data();
+        float* m = q + kMaxAttentionRows * hd;
+        float* l = m + kMaxAttentionRows;
+        float* acc = item.partial < 0 ? l + kMaxAttentionRows : step.partials.data() + item.partial + 2 * group;
+        if (item.partial >= 0) {
+            m = step.partials.data() + item.partial;
+            l = m + group;
+        }
+        int32_t last[kMaxAttentionRows];
+        for (int t = item.begin, r = 0; t < item.end; t++) {
+            const float* heads = p.floats(qkv, request.first_token + t) + item.kv_head * group * hd;
+            std::memcpy(q + r * hd, heads, sizeof(float) * group * hd);
+            for (int g = 0; g < group; g++) last[r++] = request.start + t;
+        }
+        std::fill(m, m + rows, -std::numeric_limits<float>::infinity());
+        std::fill(l, l + rows, 0.0f);
+        std::fill(acc, acc + rows * hd, 0.0f);
+        p.kernels_.attention(cache.format(), {rows, hd, q, last, window, step.tables.blocks + request.table_row * step.tables.blocks_stride,
+                                              cache.block_size(), cache.k(layer, item.kv_head), cache.v(layer, item.kv_head),
+                                              cache.block_stride(), item.first_partition, item.end_partition,
+                                              thread.attention.data(), m, l, acc});
+        if (item.partial >= 0) return;
+        for (int t = item.begin, r = 0; t < item.end; t++)
+            for (int g = 0; g < group; g++, r++)
+                write_output(p, request.first_token + t, item.kv_head * group + g, acc + r * hd, l[r]);
+    }
+    void write_output(Program& p, int token, int head, const float* acc, float l) const {
+        float* y = p.floats(out, token) + head * p.head_dim_;
+        const float inverse = 1.0f / l;
+        for (int d = 0; d < p.head_dim_; d++) y[d] = acc[d] * inverse;
+    }
+};
+
+// Puts a split context's partitions together, in order: the same sums as one thread walking through them.
+struct Program::MergeAttention final : Op {
+    const Attention& attention;
+    explicit MergeAttention(const Attention& a) : attention(a) {}
+    int64_t pieces(const Program& p) const override { return static_cast<int64_t>(p.step_->split_requests.size()) * p.kv_heads_; }
+    void work(Program& p, int64_t i, Thread& thread) const override {
+        Step& step = *p.step_;
+        const int group = p.heads_ / p.kv_heads_, hd = p.head_dim_;
+        const int kv_head = static_cast<int>(i % p.kv_heads_);
+        const auto [index, first_item] = step.split_requests[i / p.kv_heads_];
+        const StepRequest& request = step.requests[index];
+        const int partitions = request.start / kPartition + 1;
+        float* total = thread.state.data();
+        for (int g = 0; g < group; g++) {
+            float m = -std::numeric_limits<float>::infinity(), l = 0.0f;
+            std::fill(total, total + hd, 0.0f);
+            for (int part = 0; part < partitions; part++) {
+                const AttentionItem& item = step.attention_items[first_item + kv_head * partitions + part];
+                const float* state = step.partials.data() + item.partial;
+                if (state[g] == -std::numeric_limits<float>::infinity()) continue;
+                p.kernels_.merge_partition(state[g], state[group + g], state + 2 * group + g * hd, hd, &m, &l, total);
+            }
+            attention.write_output(p, request.first_token, kv_head * group + g, total, l);
+        }
+    }
+};
+
+struct Program::Select final : Op {
+    int in, out;
+    Select(int i, int o) : in(i), out(o) {}
+    int64_t pieces(const Program& p) const override { return p.step_->num_samples; }
+    void work(Program& p, int64_t i, Thread&) const override {
+        std::memcpy(p.row(out, i), p.row(in, p.step_->sampled_token[i]), p.values_[in].row_bytes);
+    }
+};
+
+struct Program::Sample final : Op {
+    int logits;
+    explicit Sample(int l) : logits(l) {}
+    int64_t pieces(const Program& p) const override { return p.step_->num_samples; }
+    void work(Program& p, int64_t i, Thread& thread) const override {
+        const Step& step = *p.step_;
+        const int32_t row = step.requests[step.sampled_request[i]].table_row;
+        thread.sampler->sample(p.floats(logits, i), step.sampling[i], *step.sampling_inputs,
+                               step.tables.tokens + row * step.tables.tokens_stride, step.results + i);
+    }
+};
+
+// ---- recording ------------------------------------------------------------------------------------------------
+
+Program::Program(std::shared_ptr<ThreadPool> pool, const std::string& isa, int max_tokens, int max_samples)
+    : pool_(std::move(pool)), kernels_(kernels_for(isa)), max_tokens_(max_tokens), max_samples_(max_samples),
+      step_(std::make_unique<Step>()) {
+    for (int i = 0; i < pool_->size(); i++) threads_.push_back(std::make_unique<Thread>());
+}
+
+Program::~Program() = default;
+
+template <typename T>
+void Program::add(T op) {
+    if (arena_) throw std::invalid_argument("the program is finished");
+    ops_.push_back(std::make_unique<T>(std::move(op)));
+}
+
+int Program::add_value(size_t offset, size_t row_bytes, bool per_sample) {
+    values_.push_back({offset, row_bytes, per_sample});
+    return static_cast<int>(values_.size()) - 1;
+}
+
+void Program::check_value(int value, size_t row_bytes) const {
+    if (value < 0 || value >= static_cast<int>(values_.size())) throw std::invalid_argument("no such value");
+    if (values_[value].row_bytes != row_bytes) throw std::invalid_argument("a value has the wrong width");
+}
+
+static size_t input_bytes(const PackedMatrix& matrix) {
+    return is_quantised(matrix.format) ? quantised_row_bytes(matrix.k) : matrix.k * sizeof(float);
+}
+
+static void check_bias(const std::vector<float>& bias, int64_t n) {
+    if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) throw std::invalid_argument("a bias has the wrong length");
+}
+
+void Program::add_embed(Matrix table, int out) {
+    check_value(out, table->k * sizeof(float));
+    add(Embed(std::move(table), out));
+}
+
+void Program::add_rms_norm(int in, Vector weight, float eps, int out_float, int out_quantised) {
+    check_value(in, weight.size() * sizeof(float));
+    if (out_float >= 0) check_value(out_float, weight.size() * sizeof(float));
+    if (out_quantised >= 0) check_value(out_quantised, quantised_row_bytes(weight.size()));
+    const size_t n = weight.size();
+    for (auto& thread : threads_) thread->products.resize(std::max(thread->products.size(), n));
+    add(RmsNorm(in, std::move(weight), eps, out_float, out_quantised));
+}
+
+void Program::add_quantise(int in, int64_t k, int out) {
+    check_value(in, k * sizeof(float));
+    check_value(out, quantised_row_bytes(k));
+    add(Quantise(in, k, out));
+}
+
+void Program::add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, bool accumulate) {
+    int64_t columns = 0;
+    if (biases.size() != matrices.size()) throw std::invalid_argument("one bias (or none) per matrix");
+    for (size_t i = 0; i < matrices.size(); i++) {
+        check_value(in, input_bytes(*matrices[i]));
+        check_bias(biases[i], matrices[i]->n);
+        columns += matrices[i]->n;
+    }
+    check_value(out, columns * sizeof(float));
+    add(Linear(in, std::move(matrices), std::move(biases), out, accumulate, pool_->size()));
+}
+
+void Program::add_gated(int in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float, int out_quantised) {
+    check_value(in, input_bytes(*gate));
+    check_value(in, input_bytes(*up));
+    if (gate->n != up->n) throw std::invalid_argument("gate and up differ in width");
+    check_bias(gate_bias, gate->n);
+    check_bias(up_bias, up->n);
+    if (out_float >= 0) check_value(out_float, gate->n * sizeof(float));
+    if (out_quantised >= 0) check_value(out_quantised, quantised_row_bytes(gate->n));
+    add(Gated(in, std::move(gate), std::move(up), std::move(gate_bias), std::move(up_bias), out_float, out_quantised, pool_->size()));
+}
+
+void Program::set_heads(int heads, int kv_heads, int head_dim, Vector cos, Vector sin) {
+    if (kv_heads < 1 || heads % kv_heads != 0) throw std::invalid_argument("query heads must be a multiple of KV heads");
+    if (heads / kv_heads > kMaxAttentionRows) throw std::invalid_argument("more than 48 query heads per KV head");
+    heads_ = heads;
+    kv_heads_ = kv_heads;
+    head_dim_ = head_dim;
+    cos_ = std::move(cos);
+    sin_ = std::move(sin);
+}
+
+void Program::add_rope_and_cache(int qkv, int layer, Vector q_norm, Vector k_norm, float eps) {
+    check_value(qkv, static_cast<size_t>(heads_ + 2 * kv_heads_) * head_dim_ * sizeof(float));
+    add(RopeAndCache(qkv, layer, std::move(q_norm), std::move(k_norm), eps));
+}
+
+void Program::add_attention(int qkv, int layer, int window, int out) {
+    check_value(out, static_cast<size_t>(heads_) * head_dim_ * sizeof(float));
+    add(Attention(qkv, layer, window, out));
+    add(MergeAttention(static_cast<const Attention&>(*ops_.back())));
+}
+
+void Program::add_select(int in, int out) {
+    check_value(out, values_.at(in).row_bytes);
+    add(Select(in, out));
+}
+
+void Program::add_sample(int logits, int64_t vocab) {
+    check_value(logits, vocab * sizeof(float));
+    logits_ = logits;
+    for (auto& thread : threads_) thread->sampler = std::make_unique<Sampler>(kernels_, vocab);
+    add(Sample(logits));
+}
+
+void Program::finish(size_t arena_bytes) {
+    for (const Value& value : values_) {
+        const size_t rows = value.per_sample ? max_samples_ : max_tokens_;
+        if (value.offset + rows * value.row_bytes > arena_bytes) throw std::invalid_argument("a value does not fit the arena");
+    }
+    arena_ = std::make_unique<Buffer>(arena_bytes);
+    next_ = std::make_unique<std::atomic<int64_t>[]>(ops_.size());
+    for (auto& thread : threads_) {
+        thread->products.resize(std::max<size_t>(thread->products.size(), 4 * kTokenBlock * kTileRows));
+        thread->attention.resize(attention_scratch_floats(head_dim_));
+        thread->state.resize(static_cast<size_t>(kMaxAttentionRows) * (2 * head_dim_ + 2));
+    }
+}
+
+// ---- replay ---------------------------------------------------------------------------------------------------
+
+int Program::rows(int value) const { return values_[value].per_sample ? step_->num_samples : step_->num_tokens; }
+
+void Program::prepare(StepRequest* requests, int num_requests, const StepTables& tables) {
+    Step& step = *step_;
+    step.requests = requests;
+    step.num_requests = num_requests;
+    step.tables = tables;
+    step.request_of_token.clear();
+    step.position.clear();
+    step.sampled_token.clear();
+    step.sampled_request.clear();
+    int tokens = 0;
+    for (int i = 0; i < num_requests; i++) {
+        requests[i].first_token = tokens;
+        tokens += requests[i].num_tokens;
+        if (tokens > max_tokens_) throw std::invalid_argument("more tokens than the program was made for");
+        for (int t = 0; t < requests[i].num_tokens; t++) {
+            step.request_of_token.push_back(i);
+            step.position.push_back(requests[i].start + t);
+        }
+        if (!requests[i].samples) continue;
+        step.sampled_token.push_back(tokens - 1);
+        step.sampled_request.push_back(i);
+    }
+    step.num_tokens = tokens;
+    step.num_samples = static_cast<int>(step.sampled_token.size());
+    if (step.num_samples > max_samples_) throw std::invalid_argument("more sampled requests than the program was made for");
+}
+
+// A single query token over a long context is split by partitions, so that all threads can help; query tokens of a
+// prompt are cut into tiles that share one pass over K and V. The later tiles of a prompt see most: they go first.
+void Program::prepare_attention() {
+    Step& step = *step_;
+    step.attention_items.clear();
+    step.split_requests.clear();
+    const int group = heads_ / kv_heads_;
+    const int tile = std::max(1, kMaxAttentionRows / group);
+    int64_t partial = 0;
+    for (int i = 0; i < step.num_requests; i++) {
+        const StepRequest& request = step.requests[i];
+        const int partitions = request.start / kPartition + 1;
+        if (request.num_tokens == 1 && partitions > 1) {
+            step.split_requests.emplace_back(i, static_cast<int>(step.attention_items.size()));
+            for (int h = 0; h < kv_heads_; h++)
+                for (int part = 0; part < partitions; part++, partial += group * (head_dim_ + 2))
+                    step.attention_items.push_back({i, h, 0, 1, part, part + 1, partial});
+            continue;
+        }
+        for (int begin = (request.num_tokens - 1) / tile * tile; begin >= 0; begin -= tile) {
+            const int end = std::min(begin + tile, request.num_tokens);
+            const int parts = (request.start + end - 1) / kPartition + 1;
+            for (int h = 0; h < kv_heads_; h++) step.attention_items.push_back({i, h, begin, end, 0, parts, -1});
+        }
+    }
+    if (static_cast<int64_t>(step.partials.size()) < partial) step.partials.resize(partial);
+}
+
+void Program::run(StepRequest* requests, int num_requests, const StepTables& tables, const SamplingRow* sampling,
+                  const SamplingInputs& sampling_inputs, SampleResult* results) {
+    if (!arena_ || !cache_) throw std::invalid_argument("the program has no memory yet");
+    prepare(requests, num_requests, tables);
+    prepare_attention();
+    step_->sampling = sampling;
+    step_->sampling_inputs = &sampling_inputs;
+    step_->results = results;
+    for (size_t i = 0; i < ops_.size(); i++) next_[i].store(0, std::memory_order_relaxed);
+    pool_->run([this](int index) {
+        Thread& thread = *threads_[index];
+        for (size_t i = 0; i < ops_.size(); i++) {
+            const int64_t pieces = ops_[i]->pieces(*this);
+            if (pieces == 0) continue;
+            for (int64_t piece; (piece = next_[i].fetch_add(1, std::memory_order_relaxed)) < pieces;)
+                ops_[i]->work(*this, piece, thread);
+            pool_->barrier().arrive_and_wait();
+        }
+    });
+}
+
+}  // namespace rooftree

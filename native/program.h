@@ -1,0 +1,114 @@
+// A model's step, recorded once as a list of operations and replayed for any batch.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "kv_cache.h"
+#include "sampler.h"
+#include "thread_pool.h"
+
+namespace rooftree {
+
+// One request's part of a step (Python: five int32 columns).
+struct StepRequest {
+    int32_t table_row;   // its row in the token and block tables
+    int32_t start;       // position of its first token in this step
+    int32_t num_tokens;
+    int32_t samples;     // 1: a token is chosen after its last one
+    int32_t first_token; // index of its first token among the step's, filled in by the program
+};
+
+// Tables that the executor keeps from step to step, one row per request.
+struct StepTables {
+    const int32_t* tokens;
+    int64_t tokens_stride;
+    const int32_t* blocks;
+    int64_t blocks_stride;
+};
+
+// Where a value lies: `offset` in the arena, one row per token (or per sampled token) of the step.
+struct Value {
+    size_t offset;
+    size_t row_bytes;
+    bool per_sample;
+};
+
+class Program {
+   public:
+    using Matrix = std::shared_ptr<PackedMatrix>;
+    using Vector = std::vector<float>;  // empty: absent
+
+    Program(std::shared_ptr<ThreadPool> pool, const std::string& isa, int max_tokens, int max_samples);
+    ~Program();
+
+    // Recording. Values are named by what add_value returned; -1: none. Throws std::invalid_argument on misfits.
+    int add_value(size_t offset, size_t row_bytes, bool per_sample);
+    void add_embed(Matrix table, int out);
+    void add_rms_norm(int in, Vector weight, float eps, int out_float, int out_quantised);
+    void add_quantise(int in, int64_t k, int out);
+    // out columns: the matrices' outputs one after another. `accumulate` adds to what is there.
+    void add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, bool accumulate);
+    // silu(gate x) * (up x), to a float or a quantised value.
+    void add_gated(int in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float, int out_quantised);
+    // qkv rows [q heads | k heads | v heads]: normalises heads (weights may be empty), rotates, writes K and V.
+    void add_rope_and_cache(int qkv, int layer, Vector q_norm, Vector k_norm, float eps);
+    void add_attention(int qkv, int layer, int window, int out);
+    void add_select(int in, int out);
+    void add_sample(int logits, int64_t vocab);
+
+    void set_heads(int heads, int kv_heads, int head_dim, Vector cos, Vector sin);
+    void set_kv_cache(std::shared_ptr<KvCache> cache) { cache_ = std::move(cache); }
+    // Allocates the arena. Nothing can be recorded after it.
+    void finish(size_t arena_bytes);
+
+    // Replays the program. `sampling` and `results` hold one entry per request that samples, in order.
+    void run(StepRequest* requests, int num_requests, const StepTables& tables, const SamplingRow* sampling,
+             const SamplingInputs& sampling_inputs, SampleResult* results);
+
+    const float* logits() const { return logits_ < 0 ? nullptr : reinterpret_cast<const float*>(row(logits_, 0)); }
+    const char* isa() const { return kernels_.name; }
+    int num_ops() const { return static_cast<int>(ops_.size()); }
+
+   private:
+    struct Op;
+    struct Embed;
+    struct RmsNorm;
+    struct Quantise;
+    struct Linear;
+    struct Gated;
+    struct RopeAndCache;
+    struct Attention;
+    struct MergeAttention;
+    struct Select;
+    struct Sample;
+    struct Step;
+    struct Thread;
+
+    uint8_t* row(int value, int64_t i) const { return arena_->data() + values_[value].offset + i * values_[value].row_bytes; }
+    float* floats(int value, int64_t i) const { return reinterpret_cast<float*>(row(value, i)); }
+    int rows(int value) const;
+    void check_value(int value, size_t row_bytes) const;
+    void prepare(StepRequest* requests, int num_requests, const StepTables& tables);
+    void prepare_attention();
+    template <typename T>
+    void add(T op);
+
+    std::shared_ptr<ThreadPool> pool_;
+    const Kernels& kernels_;
+    const int max_tokens_, max_samples_;
+    std::vector<Value> values_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::unique_ptr<std::atomic<int64_t>[]> next_;  // per op: the next piece of work to hand out
+    std::unique_ptr<Buffer> arena_;
+    std::shared_ptr<KvCache> cache_;
+    int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, logits_ = -1;
+    Vector cos_, sin_;  // [positions, head_dim / 2]
+    std::unique_ptr<Step> step_;
+    std::vector<std::unique_ptr<Thread>> threads_;
+};
+
+}  // namespace rooftree

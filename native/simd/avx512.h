@@ -1,0 +1,49 @@
+// Sixteen floats with AVX-512 (F, BW, DQ, VL).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "../tensor.h"
+
+namespace rooftree::ROOFTREE_ISA {
+
+struct Simd {
+    static constexpr int N = 16;
+    using F = __m512;
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F set1(float x) { return _mm512_set1_ps(x); }
+    static F load(const float* p) { return _mm512_loadu_ps(p); }
+    static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+    static F load_f16(const uint16_t* p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static F load_bf16(const uint16_t* p) {
+        const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+    }
+    static void store_f16(uint16_t* p, F v) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
+    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static F min(F a, F b) { return _mm512_min_ps(a, b); }
+    static F abs(F a) { return _mm512_abs_ps(a); }
+    static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F scale_by_power(F v, F n) {
+        const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+        return _mm512_mul_ps(v, _mm512_castsi512_ps(exponent));
+    }
+    static F zero_where_less(F x, F limit, F v) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
+    }
+    static float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
+    static float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
+    static void store_int8(int8_t* p, F v) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+    }
+};
+
+}  // namespace rooftree::ROOFTREE_ISA
