@@ -52,8 +52,8 @@ def open_checkpoint(
         return open_folder(path)
     if not path.exists():
         raise ModelError(
-            f"{model}: there is no such file or directory; a model is one of {', '.join(KNOWN)}, a .gguf file, "
-            "a Hugging Face directory, or hf:org/name"
+            f"{model}: there is no such file or directory; a model is {' or '.join(KNOWN)}, a .gguf file, a "
+            "Hugging Face directory or hf:org/name"
         )
     if path.suffix == ".safetensors":
         raise ModelError(f"{model}: give the directory that holds this file and its {CONFIG}")

