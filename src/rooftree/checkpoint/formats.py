@@ -141,7 +141,9 @@ def _encode_bf16(values: FloatArray) -> ByteArray:
 
 
 def _reciprocal(scale: FloatArray) -> FloatArray:
-    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    """1 / scale, and 0 where that would overflow: such a scale is 0 once stored as fp16."""
+    normal = np.abs(scale) >= np.finfo(np.float32).tiny
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=normal)
 
 
 def _half_bytes(column: FloatArray) -> ByteArray:
