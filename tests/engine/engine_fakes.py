@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from rigs.models import tiny_spec
+from rigs.tokenizer import tiny_tokenizer
+from rooftree.checkpoint.base import TextAssets
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.core import EngineCore
-from rooftree.engine.messages import EngineCoreOutput, EngineCoreRequest
+from rooftree.engine.frontend import Frontend
+from rooftree.engine.llm import LLM
+from rooftree.engine.messages import EngineCoreOutput, EngineCoreRequest, EngineReady
+from rooftree.engine.stats import IterationStats
 from rooftree.kvcache.manager import KVCacheManager
 from rooftree.sampling.params import SamplingParams
 from rooftree.scheduler.config import SchedulerConfig
 from rooftree.scheduler.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs
 from rooftree.scheduler.scheduler import Scheduler
+from rooftree.text.tokenizer import Tokenizer
 
-VOCAB_SIZE = 97
+VOCAB_SIZE = 300
+EOS = 257
 
 Script = Callable[[list[int], int], int]
 
@@ -35,8 +45,8 @@ def foretell(prompt: list[int], num_tokens: int, seed: int = 0, script: Script =
 class FakeExecutor:
     """Chooses ``script(tokens so far, seed)``, with seed 0 where the request is greedy.
 
-    It remembers which token was written to which slot, and fails the test if a step relies on K and V that are
-    not those of its own tokens.
+    It remembers which token was written to which slot, and fails the test if a step relies on K and V that
+    are not those of its own tokens.
     """
 
     def __init__(self, script: Script = hashed, block_size: int = 16) -> None:
@@ -151,3 +161,64 @@ def run_core(core: EngineCore, max_steps: int = 10_000) -> dict[str, list[Engine
 def joined(outputs: list[EngineCoreOutput]) -> list[int]:
     """All tokens of one request's outputs."""
     return [token for output in outputs for token in output.new_token_ids]
+
+
+def make_frontend(extra: Sequence[str | bytes] = ()) -> Frontend:
+    """Ids 0 to 255 are the bytes, 256 to 259 the specials, 260 and up ``extra``, the rest filler."""
+    tiny = tiny_tokenizer(VOCAB_SIZE, extra)
+    assets = TextAssets(
+        tokenizer_json=tiny.hf_json(), tokenizer_config=tiny.hf_config(), eos_token_ids=(tiny.eos_token_id,)
+    )
+    return Frontend(
+        name="fake",
+        spec=tiny_spec(vocab_size=VOCAB_SIZE),
+        tokenizer=Tokenizer.from_assets(assets, VOCAB_SIZE),
+        chat_template=None,
+        eos_token_ids=(tiny.eos_token_id,),
+        generation_defaults={},
+    )
+
+
+def make_llm(
+    config: EngineConfig | None = None,
+    *,
+    num_blocks: int = 64,
+    max_model_len: int = 512,
+    script: Script = hashed,
+    extra: Sequence[str | bytes] = (),
+    stat_logger: StatRecorder | None = None,
+) -> LLM:
+    """An ``LLM`` over a ``FakeExecutor``."""
+    core = make_core(config, num_blocks=num_blocks, max_model_len=max_model_len, script=script)
+    ready = EngineReady(num_blocks, core.config.block_size, max_model_len, {}, [])
+    return LLM.from_parts(core, ready, make_frontend(extra), stat_logger)
+
+
+def saying(text: str | Sequence[int], prompt_length: int = 1) -> Script:
+    """A script that answers a prompt of that length with these tokens (a text: its bytes), then with eos."""
+    answer = list(text.encode()) if isinstance(text, str) else list(text)
+
+    def script(token_ids: list[int], seed: int) -> int:
+        index = len(token_ids) - prompt_length
+        return answer[index] if index < len(answer) else EOS
+
+    return script
+
+
+class StatRecorder:
+    """Adds up everything it is told."""
+
+    def __init__(self) -> None:
+        self.records: list[IterationStats] = []
+
+    def record(self, stats: IterationStats) -> None:
+        self.records.append(stats)
+
+    def total(self, name: str) -> int:
+        return sum(getattr(stats, name) for stats in self.records)
+
+    def all(self, name: str) -> list[Any]:
+        return [item for stats in self.records for item in getattr(stats, name)]
+
+    def finished_by_reason(self) -> dict[str, int]:
+        return dict(Counter(request.finish_reason for request in self.all("finished")))

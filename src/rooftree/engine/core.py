@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One model's scheduler and executor, a step at a time.
+    """One model's scheduler and executor, a step at a time. For one thread.
 
     Args:
         clock: monotonic seconds, for the record of each step.
@@ -47,7 +47,6 @@ class EngineCore:
         self.scheduler = scheduler
         self.last_step: StepRecord | None = None
         self._clock = clock
-        self._aborts: list[str] = []
         self._refused: list[EngineCoreOutput] = []
         self._heartbeat = 0
         self._num_steps = 0
@@ -82,13 +81,16 @@ class EngineCore:
             )
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End these generations at the start of the next step; unknown ids are ignored."""
-        self._aborts.extend(request_ids)
+        """End these generations; unknown ids are ignored.
+
+        To be called between steps, in the order in which adds and aborts came: an abort never meets a later
+        request of the same id. It is the caller's own doing, so no output tells of it.
+        """
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
 
     def step(self) -> EngineCoreOutputs:
         """Advance every request that has its turn, and tell the news; idle, tell the state alone.
-
-        An abort is the front end's own doing, and its books on that request are closed: no news of it.
 
         Raises:
             Exception: whatever the executor raises; the engine cannot go on after it.
@@ -96,9 +98,6 @@ class EngineCore:
         start = self._clock()
         self._heartbeat += 1
         outputs, self._refused = self._refused, []
-        aborts, self._aborts = self._aborts, []
-        for request_id in aborts:
-            self.scheduler.abort(request_id)
         planned = self.scheduler.schedule()
         if planned is None:
             self._audit()
