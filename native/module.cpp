@@ -106,12 +106,12 @@ NB_MODULE(_native, m) {
         .def("add_rms_norm", [](Program& p, int in, Floats w, float eps, int f, int q) { p.add_rms_norm(in, to_vector(w), eps, f, q); },
              "x"_a, "weight"_a, "eps"_a, "out_float"_a, "out_quantised"_a)
         .def("add_quantise", &Program::add_quantise, "x"_a, "k"_a, "out"_a)
-        .def("add_linear", [](Program& p, int in, std::vector<Matrix> ms, std::vector<Floats> biases, int out, bool accumulate) {
-            p.add_linear(in, std::move(ms), to_vectors(biases), out, accumulate);
-        }, "x"_a, "matrices"_a, "biases"_a, "out"_a, "accumulate"_a)
-        .def("add_gated", [](Program& p, int in, Matrix gate, Matrix up, Floats gb, Floats ub, int f, int q) {
-            p.add_gated(in, std::move(gate), std::move(up), to_vector(gb), to_vector(ub), f, q);
-        }, "x"_a, "gate"_a, "up"_a, "gate_bias"_a, "up_bias"_a, "out_float"_a, "out_quantised"_a)
+        .def("add_linear", [](Program& p, int in, std::vector<Matrix> ms, std::vector<Floats> biases, int out, int64_t column, bool accumulate) {
+            p.add_linear(in, std::move(ms), to_vectors(biases), out, column, accumulate);
+        }, "x"_a, "matrices"_a, "biases"_a, "out"_a, "column"_a, "accumulate"_a)
+        .def("add_gated", [](Program& p, int gate_in, int up_in, Matrix gate, Matrix up, Floats gb, Floats ub, int f, int q) {
+            p.add_gated(gate_in, up_in, std::move(gate), std::move(up), to_vector(gb), to_vector(ub), f, q);
+        }, "gate_x"_a, "up_x"_a, "gate"_a, "up"_a, "gate_bias"_a, "up_bias"_a, "out_float"_a, "out_quantised"_a)
         .def("set_heads", [](Program& p, int heads, int kv_heads, int head_dim, Floats cos, Floats sin) {
             p.set_heads(heads, kv_heads, head_dim, to_vector(cos), to_vector(sin));
         }, "heads"_a, "kv_heads"_a, "head_dim"_a, "cos"_a, "sin"_a)

@@ -103,9 +103,8 @@ struct Program::Linear final : Op {
     std::vector<Vector> biases;
     std::vector<int64_t> first_tile, first_column;  // of each matrix, and the ends
     int64_t run;
-    Linear(int i, std::vector<Matrix> m, std::vector<Vector> b, int o, bool a, int threads)
-        : in(i), out(o), accumulate(a), matrices(std::move(m)), biases(std::move(b)) {
-        first_tile = first_column = {0};
+    Linear(int i, std::vector<Matrix> m, std::vector<Vector> b, int o, int64_t column, bool a, int threads)
+        : in(i), out(o), accumulate(a), matrices(std::move(m)), biases(std::move(b)), first_tile{0}, first_column{column} {
         for (const Matrix& matrix : matrices) {
             first_tile.push_back(first_tile.back() + matrix->tiles());
             first_column.push_back(first_column.back() + matrix->n);
@@ -145,25 +144,25 @@ struct Program::Linear final : Op {
 
 // Two tiles of gate and up at a time: 32 columns, one block of the quantised result.
 struct Program::Gated final : Op {
-    int in, out_float, out_quantised;
+    int gate_in, up_in, out_float, out_quantised;
     Matrix gate, up;
     Vector gate_bias, up_bias;
     int64_t pairs, run;
-    Gated(int i, Matrix g, Matrix u, Vector gb, Vector ub, int f, int q, int threads)
-        : in(i), out_float(f), out_quantised(q), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
+    Gated(int gi, int ui, Matrix g, Matrix u, Vector gb, Vector ub, int f, int q, int threads)
+        : gate_in(gi), up_in(ui), out_float(f), out_quantised(q), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
         pairs = (gate->tiles() + 1) / 2;
         run = std::max<int64_t>(1, tiles_per_piece(2 * pairs, threads) / 2);
     }
-    int64_t pieces(const Program& p) const override { return p.rows(in) == 0 ? 0 : (pairs + run - 1) / run; }
+    int64_t pieces(const Program& p) const override { return p.rows(gate_in) == 0 ? 0 : (pairs + run - 1) / run; }
     void work(Program& p, int64_t piece, Thread& thread) const override {
-        const int rows = p.rows(in);
+        const int rows = p.rows(gate_in);
         const int64_t end = std::min(pairs, (piece + 1) * run);
         for (int token = 0; token < rows; token += kTokenBlock) {
             const int m = std::min(kTokenBlock, rows - token);
             for (int64_t pair = piece * run; pair < end; pair++) pair_work(p, pair, token, m, thread.products.data());
         }
     }
-    void product(const Program& p, const PackedMatrix& w, const Vector& bias, int64_t tile, int token, int m, float* out) const {
+    void product(const Program& p, int in, const PackedMatrix& w, const Vector& bias, int64_t tile, int token, int m, float* out) const {
         p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, out);
         if (bias.empty()) return;
         const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - tile * kTileRows));
@@ -174,8 +173,8 @@ struct Program::Gated final : Op {
         constexpr int kPart = kTokenBlock * kTileRows;
         const int tiles = static_cast<int>(std::min<int64_t>(2, gate->tiles() - 2 * pair));
         for (int i = 0; i < tiles; i++) {
-            product(p, *gate, gate_bias, 2 * pair + i, token, m, products + 2 * i * kPart);
-            product(p, *up, up_bias, 2 * pair + i, token, m, products + (2 * i + 1) * kPart);
+            product(p, gate_in, *gate, gate_bias, 2 * pair + i, token, m, products + 2 * i * kPart);
+            product(p, up_in, *up, up_bias, 2 * pair + i, token, m, products + (2 * i + 1) * kPart);
         }
         const int64_t column = pair * kBlock;
         const int64_t valid = std::min<int64_t>(kBlock, gate->n - column);
@@ -370,27 +369,29 @@ void Program::add_quantise(int in, int64_t k, int out) {
     add(Quantise(in, k, out));
 }
 
-void Program::add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, bool accumulate) {
-    int64_t columns = 0;
+void Program::add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, int64_t column, bool accumulate) {
+    int64_t columns = column;
     if (biases.size() != matrices.size()) throw std::invalid_argument("one bias (or none) per matrix");
     for (size_t i = 0; i < matrices.size(); i++) {
         check_value(in, input_bytes(*matrices[i]));
         check_bias(biases[i], matrices[i]->n);
         columns += matrices[i]->n;
     }
-    check_value(out, columns * sizeof(float));
-    add(Linear(in, std::move(matrices), std::move(biases), out, accumulate, pool_->size()));
+    if (column < 0 || values_.at(out).row_bytes < columns * sizeof(float)) throw std::invalid_argument("outputs do not fit the value");
+    add(Linear(in, std::move(matrices), std::move(biases), out, column, accumulate, pool_->size()));
 }
 
-void Program::add_gated(int in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float, int out_quantised) {
-    check_value(in, input_bytes(*gate));
-    check_value(in, input_bytes(*up));
+void Program::add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float,
+                        int out_quantised) {
+    check_value(gate_in, input_bytes(*gate));
+    check_value(up_in, input_bytes(*up));
     if (gate->n != up->n) throw std::invalid_argument("gate and up differ in width");
     check_bias(gate_bias, gate->n);
     check_bias(up_bias, up->n);
     if (out_float >= 0) check_value(out_float, gate->n * sizeof(float));
     if (out_quantised >= 0) check_value(out_quantised, quantised_row_bytes(gate->n));
-    add(Gated(in, std::move(gate), std::move(up), std::move(gate_bias), std::move(up_bias), out_float, out_quantised, pool_->size()));
+    add(Gated(gate_in, up_in, std::move(gate), std::move(up), std::move(gate_bias), std::move(up_bias), out_float, out_quantised,
+              pool_->size()));
 }
 
 void Program::set_heads(int heads, int kv_heads, int head_dim, Vector cos, Vector sin) {

@@ -50,10 +50,10 @@ class Program {
     void add_embed(Matrix table, int out);
     void add_rms_norm(int in, Vector weight, float eps, int out_float, int out_quantised);
     void add_quantise(int in, int64_t k, int out);
-    // out columns: the matrices' outputs one after another. `accumulate` adds to what is there.
-    void add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, bool accumulate);
-    // silu(gate x) * (up x), to a float or a quantised value.
-    void add_gated(int in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float, int out_quantised);
+    // The matrices' outputs, one after another, from `column` of out on. `accumulate` adds to what is there.
+    void add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, int64_t column, bool accumulate);
+    // silu(gate x) * (up x), to a float or a quantised value (or both); x in the form that each matrix takes.
+    void add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float, int out_quantised);
     // qkv rows [q heads | k heads | v heads]: normalises heads (weights may be empty), rotates, writes K and V.
     void add_rope_and_cache(int qkv, int layer, Vector q_norm, Vector k_norm, float eps);
     void add_attention(int qkv, int layer, int window, int out);

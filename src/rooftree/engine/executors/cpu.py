@@ -1,0 +1,155 @@
+"""Runs steps on the native CPU kernels."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rooftree import _native
+from rooftree.checkpoint.base import Checkpoint
+from rooftree.engine.config import KVCacheDType
+from rooftree.engine.executors.cores import physical_cores
+from rooftree.engine.executors.request_tables import RequestTables
+from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
+from rooftree.errors import ConfigError, ModelError
+from rooftree.kernels.cpu import KV_FORMAT_CODES, CpuRecorder
+from rooftree.models.decoder import decoder, load_weights
+from rooftree.models.rope import rope_tables
+from rooftree.scheduler.output import (
+    ModelRunnerOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+_MAX_QUERIES_PER_KV_HEAD = 48
+
+
+class CPUExecutor:
+    """Packs the weights, records the step program, and replays it (see ``Executor``).
+
+    Raises:
+        ConfigError: unknown instruction set, or a bad block size.
+        ModelError: a shape that the kernels do not take.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int = 16,
+        kv_cache_dtype: KVCacheDType = "fp16",
+        threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        spec = checkpoint.spec
+        self.isa = _choose_isa(isa)
+        if block_size % 16 or block_size <= 0:
+            raise ConfigError(f"--block-size {block_size}: must be a positive multiple of 16")
+        if spec.head_dim % 8:
+            raise ModelError(f"{checkpoint.path}: head_dim {spec.head_dim} is not a multiple of 8")
+        if spec.num_heads > _MAX_QUERIES_PER_KV_HEAD * spec.num_kv_heads:
+            raise ModelError(f"{checkpoint.path}: more than {_MAX_QUERIES_PER_KV_HEAD} query heads per KV head")
+        self.threads = threads or physical_cores()
+        self._spec, self._block_size = spec, block_size
+        self._kv_format = KV_FORMAT_CODES[kv_cache_dtype]
+        self._pool = _native.ThreadPool(self.threads)
+        recorder = CpuRecorder(
+            self._pool, heads=spec.num_heads, kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
+        )
+        logits = decoder(recorder, spec, load_weights(recorder, spec, checkpoint.tensors))
+        recorder.sample(logits)
+        cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
+        self._program, self.activation_bytes = recorder.build(
+            self.isa, max_num_batched_tokens, max_num_seqs, cos, sin
+        )
+        self.weight_bytes = recorder.weight_bytes
+        self.kv_bytes_per_block = _native.KvCache.bytes_per_block(
+            spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, self._kv_format
+        )
+        self.last_native_seconds = 0.0
+        self._tables = RequestTables(max_num_seqs, max_model_len, -(-max_model_len // block_size))
+        self._requests = np.zeros((max_num_seqs, 5), np.int32)
+        self._sampling = SamplingRows(max_num_seqs)
+        self._results = np.zeros(max_num_seqs, RESULT_DTYPE)
+        self._result_bytes = self._results.view(np.uint8).reshape(-1)
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        spec = self._spec
+        try:
+            cache = _native.KvCache(
+                spec.num_layers, spec.num_kv_heads, spec.head_dim, self._block_size, self._kv_format, num_blocks
+            )
+        except MemoryError:
+            gib = num_blocks * self.kv_bytes_per_block / 2**30
+            raise ConfigError(
+                f"the system refused {gib:.2f} GiB for {num_blocks} KV blocks; lower --kv-cache-memory"
+            ) from None
+        self._program.set_kv_cache(cache)
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        sampled: list[ScheduledRequest] = []
+        rows = self._requests[: len(output.requests)]
+        for i, request in enumerate(output.requests):
+            row = self._tables.row_for(request, output.num_scheduled_tokens)
+            rows[i] = (row, request.start, request.num_tokens, request.samples, 0)
+            if request.samples:
+                sampled.append(request)
+        sampling = self._sampling
+        sampling.pack(sampled)
+        begin = time.perf_counter()
+        self._program.run(
+            rows,
+            self._tables.tokens,
+            self._tables.blocks,
+            sampling.rows,
+            sampling.bias_ids,
+            sampling.bias_values,
+            sampling.banned_ids,
+            self._result_bytes,
+        )
+        self.last_native_seconds = time.perf_counter() - begin
+        return self._collect(sampled)
+
+    def _collect(self, sampled: list[ScheduledRequest]) -> ModelRunnerOutput:
+        results = self._results[: len(sampled)]
+        tokens = {r.request_id: token for r, token in zip(sampled, results["token"].tolist(), strict=True)}
+        logprobs: dict[str, TokenLogprobs] = {}
+        errors: dict[str, str] = {}
+        for i, request in enumerate(sampled):
+            if tokens[request.request_id] < 0:
+                del tokens[request.request_id]
+                errors[request.request_id] = "the model's logits are not finite numbers"
+            elif request.params.logprobs is not None:
+                logprobs[request.request_id] = _token_logprobs(results[i])
+        return ModelRunnerOutput(tokens, logprobs, errors)
+
+    def last_logits(self, num_rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        """Logits of the last step's first ``num_rows`` sampled rows, (num_rows, vocab), edited where params say so."""
+        out = np.empty(num_rows * self._spec.vocab_size, np.float32)
+        self._program.copy_logits(out)
+        return out.reshape(num_rows, self._spec.vocab_size)
+
+    def close(self) -> None:
+        """Nothing is held but memory; it goes with the object."""
+
+
+def _choose_isa(isa: str | None) -> str:
+    supported = _native.supported_isas()
+    if isa is not None and isa not in supported:
+        raise ConfigError(f"--isa {isa}: this machine and build run {', '.join(supported)}")
+    return isa or supported[0]
+
+
+def _token_logprobs(result: np.void) -> TokenLogprobs:
+    n = int(result["num_top"])
+    return TokenLogprobs(
+        float(result["logprob"]),
+        int(result["rank"]),
+        result["top_ids"][:n].tolist(),
+        result["top_logprobs"][:n].tolist(),
+    )

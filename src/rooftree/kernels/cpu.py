@@ -1,0 +1,230 @@
+"""Op set backend that records a step program for the native CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from rooftree import _native
+from rooftree.checkpoint.base import Tensor
+from rooftree.checkpoint.formats import is_quantized
+from rooftree.kernels.arena import Lifetime, plan_arena
+from rooftree.kernels.ops import Floats
+
+FORMAT_CODES = {"F32": 0, "F16": 1, "BF16": 2, "Q4_0": 3, "Q4_1": 4, "Q8_0": 5}
+KV_FORMAT_CODES = {"fp16": 0, "fp32": 1}
+
+_ABSENT = np.zeros(0, np.float32)
+
+Slot = int
+"""Number of a stretch of memory in the program under construction."""
+
+Locate = Callable[[Slot | None], int]
+"""The native value of a slot, or -1 where nothing reads it."""
+
+RecordedOp = Callable[[_native.Program, Locate], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMatrix:
+    """A packed weight; quantised ones take int8 inputs."""
+
+    packed: _native.PackedMatrix
+    quantised: bool
+
+
+@dataclass(slots=True)
+class CpuValue:
+    """A value as float32 rows, as rows of int8 blocks, or both: as its readers need it."""
+
+    columns: int
+    per_sample: bool
+    floats: Slot
+    quantised: Slot | None = None
+
+
+@dataclass(slots=True)
+class _SlotUse:
+    row_bytes: int
+    per_sample: bool
+    first_op: int = -1
+    last_op: int = -1
+
+    @property
+    def is_read(self) -> bool:
+        """Whether any op but its producer touches it."""
+        return self.last_op > self.first_op
+
+
+class CpuRecorder:
+    """Records ops, plans memory once the last one is known, and builds the native program.
+
+    A recorded op is a function of the finished memory plan, so that a producer such as a norm learns only then
+    which forms of its result (float, int8) are read, and computes no other.
+    """
+
+    def __init__(self, pool: _native.ThreadPool, *, heads: int, kv_heads: int, head_dim: int) -> None:
+        self._pool = pool
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._slots: list[_SlotUse] = []
+        self._ops: list[RecordedOp] = []
+        self._matrices: dict[str, CpuMatrix] = {}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed matrices."""
+        return sum(matrix.packed.nbytes for matrix in self._matrices.values())
+
+    # -- values
+
+    def _slot(self, row_bytes: int, per_sample: bool) -> Slot:
+        self._slots.append(_SlotUse(row_bytes, per_sample))
+        return len(self._slots) - 1
+
+    def _float_value(self, columns: int, per_sample: bool) -> CpuValue:
+        return CpuValue(columns, per_sample, self._slot(4 * columns, per_sample))
+
+    def _either_value(self, columns: int, per_sample: bool) -> CpuValue:
+        """A value whose producer can write both forms."""
+        value = self._float_value(columns, per_sample)
+        if columns % 32 == 0:
+            value.quantised = self._slot(_native.quantised_row_bytes(columns), per_sample)
+        return value
+
+    def _record(self, touched: Sequence[Slot | None], op: RecordedOp) -> None:
+        now = len(self._ops)
+        for slot in touched:
+            if slot is not None:
+                use = self._slots[slot]
+                use.first_op = now if use.first_op < 0 else use.first_op
+                use.last_op = now
+        self._ops.append(op)
+
+    def _input_for(self, x: CpuValue, weight: CpuMatrix) -> Slot:
+        """The form of x that the weight multiplies; quantised the first time int8 is asked for."""
+        if not weight.quantised:
+            return x.floats
+        if x.quantised is None:
+            source, k = x.floats, x.columns
+            x.quantised = out = self._slot(_native.quantised_row_bytes(k), x.per_sample)
+            self._record((source, out), lambda p, at: p.add_quantise(at(source), k, at(out)))
+        return x.quantised
+
+    # -- the op set
+
+    def matrix(self, tensor: Tensor) -> CpuMatrix:
+        if tensor.name not in self._matrices:
+            n, k = tensor.shape
+            packed = _native.pack(FORMAT_CODES[tensor.dtype], tensor.data, n, k, self._pool)
+            self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
+        return self._matrices[tensor.name]
+
+    def embed(self, table: CpuMatrix) -> CpuValue:
+        y = self._float_value(table.packed.k, per_sample=False)
+        self._record((y.floats,), lambda p, at: p.add_embed(table.packed, at(y.floats)))
+        return y
+
+    def rms_norm(self, x: CpuValue, weight: Floats, eps: float) -> CpuValue:
+        y = self._either_value(x.columns, x.per_sample)
+        self._record(
+            (x.floats, y.floats, y.quantised),
+            lambda p, at: p.add_rms_norm(at(x.floats), weight, eps, at(y.floats), at(y.quantised)),
+        )
+        return y
+
+    def linear(self, x: CpuValue, weights: Sequence[CpuMatrix], biases: Sequence[Floats | None]) -> CpuValue:
+        y = self._float_value(sum(w.packed.n for w in weights), x.per_sample)
+        column = 0
+        for _, group in groupby(zip(weights, biases, strict=True), key=lambda pair: pair[0].quantised):
+            members = list(group)
+            self._linear(x, members, y.floats, column, accumulate=False)
+            column += sum(w.packed.n for w, _ in members)
+        return y
+
+    def _linear(
+        self, x: CpuValue, members: list[tuple[CpuMatrix, Floats | None]], out: Slot, column: int, *, accumulate: bool
+    ) -> None:
+        source = self._input_for(x, members[0][0])
+        packed = [w.packed for w, _ in members]
+        biases = [_present(bias) for _, bias in members]
+        self._record(
+            (source, out), lambda p, at: p.add_linear(at(source), packed, biases, at(out), column, accumulate)
+        )
+
+    def linear_add(self, residual: CpuValue, x: CpuValue, weight: CpuMatrix, bias: Floats | None) -> CpuValue:
+        self._linear(x, [(weight, bias)], residual.floats, 0, accumulate=True)
+        return CpuValue(residual.columns, residual.per_sample, residual.floats)
+
+    def gated_mlp(
+        self, x: CpuValue, gate: CpuMatrix, up: CpuMatrix, gate_bias: Floats | None, up_bias: Floats | None
+    ) -> CpuValue:
+        gate_in, up_in = self._input_for(x, gate), self._input_for(x, up)
+        y = self._either_value(gate.packed.n, x.per_sample)
+        gb, ub = _present(gate_bias), _present(up_bias)
+        self._record(
+            (gate_in, up_in, y.floats, y.quantised),
+            lambda p, at: p.add_gated(
+                at(gate_in), at(up_in), gate.packed, up.packed, gb, ub, at(y.floats), at(y.quantised)
+            ),
+        )
+        return y
+
+    def rope_and_cache(
+        self, qkv: CpuValue, layer: int, q_norm: Floats | None, k_norm: Floats | None, eps: float
+    ) -> CpuValue:
+        qn, kn = _present(q_norm), _present(k_norm)
+        self._record((qkv.floats,), lambda p, at: p.add_rope_and_cache(at(qkv.floats), layer, qn, kn, eps))
+        return qkv
+
+    def attention(self, qkv: CpuValue, layer: int, window: int | None) -> CpuValue:
+        y = self._float_value(self._heads * self._head_dim, per_sample=False)
+        self._record(
+            (qkv.floats, y.floats), lambda p, at: p.add_attention(at(qkv.floats), layer, window or 0, at(y.floats))
+        )
+        return y
+
+    def select_sampled(self, x: CpuValue) -> CpuValue:
+        y = self._float_value(x.columns, per_sample=True)
+        self._record((x.floats, y.floats), lambda p, at: p.add_select(at(x.floats), at(y.floats)))
+        return y
+
+    def sample(self, logits: CpuValue) -> None:
+        """End the program: a token is chosen from each row of logits, (num_sampled, vocab_size)."""
+        self._record((logits.floats,), lambda p, at: p.add_sample(at(logits.floats), logits.columns))
+
+    # -- the program
+
+    def build(self, isa: str, max_tokens: int, max_samples: int, cos: Floats, sin: Floats) -> tuple[_native.Program, int]:
+        """Plan memory for the largest step; returns the native program and the bytes of its arena.
+
+        Args:
+            cos, sin: (positions, head_dim / 2) float32.
+        """
+        program = _native.Program(self._pool, isa, max_tokens, max_samples)
+        read = [i for i, use in enumerate(self._slots) if use.is_read]
+        lifetimes = []
+        for i in read:
+            use = self._slots[i]
+            rows = max_samples if use.per_sample else max_tokens
+            lifetimes.append(Lifetime(rows * use.row_bytes, use.first_op, use.last_op))
+        offsets, arena_bytes = plan_arena(lifetimes)
+        native = {
+            i: program.add_value(offset, self._slots[i].row_bytes, self._slots[i].per_sample)
+            for i, offset in zip(read, offsets, strict=True)
+        }
+
+        def locate(slot: Slot | None) -> int:
+            return -1 if slot is None else native.get(slot, -1)
+
+        program.set_heads(self._heads, self._kv_heads, self._head_dim, cos.reshape(-1), sin.reshape(-1))
+        for op in self._ops:
+            op(program, locate)
+        program.finish(arena_bytes)
+        return program, arena_bytes
+
+
+def _present(array: Floats | None) -> Floats:
+    return _ABSENT if array is None else array
