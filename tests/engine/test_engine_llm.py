@@ -227,7 +227,7 @@ def test_progress_counts_requests():
 
 def test_a_failed_request_says_so_and_the_others_answer():
     llm = make_llm()
-    llm.core.executor.poisoned.add("0:1")
+    llm.core.executor.poisoned.add("1.0:1")
     outputs = llm.generate([[1], [2], [3]], greedy(3, ignore_eos=True))
     assert outputs[1].error == "logits are not finite"
     assert outputs[1].outputs[0].finish_reason == "error"

@@ -33,16 +33,22 @@ class Desk:
         )
         self.news: list[RequestOutput] = []
         self.params = params
+        self.core_ids: dict[str, list[str]] = {}
 
     def open(self, request_id: str = "r", prompt: Sequence[int] = (1, 2, 3), **params: Any) -> None:
         asked = self.door.process(request_id, list(prompt), SamplingParams(**self.params | params))
         self.books.add_request(asked, self.news.append, self.now)
+        self.core_ids[request_id] = [choice.request_id for choice in asked.choices]
 
     def take(self, *outputs: EngineCoreOutput, scheduler: SchedulerStats | None = None) -> list[str]:
         return self.books.process(EngineCoreOutputs(list(outputs), scheduler))
 
-    def say(self, tokens: Sequence[int], core_id: str = "0:r", **fields: Any) -> list[str]:
-        return self.take(EngineCoreOutput(core_id, list(tokens), **fields))
+    def out(self, index: int, tokens: Sequence[int], **fields: Any) -> EngineCoreOutput:
+        """The core's news of one choice of the request ``r``."""
+        return EngineCoreOutput(self.core_ids["r"][index], list(tokens), **fields)
+
+    def say(self, tokens: Sequence[int], **fields: Any) -> list[str]:
+        return self.take(self.out(0, tokens, **fields))
 
     def texts(self) -> list[str]:
         return [choice.text for output in self.news for choice in output.outputs]
@@ -102,7 +108,7 @@ def test_a_stop_string_is_found_over_every_cut(cuts: list[int], stop: str):
     assert whole.outputs[0].text == text.split(stop)[0]
     assert whole.outputs[0].finish_reason == ("stop" if found else "length")
     assert whole.outputs[0].stop_reason == (stop if found else None)
-    assert aborts == (["0:r"] if found else [])
+    assert aborts == (desk.core_ids["r"] if found else [])
     assert whole.finished
 
 
@@ -174,11 +180,11 @@ def test_logprobs_have_names_and_bytes_that_join_to_the_text():
 def test_choices_end_each_in_its_own_way_and_the_request_with_the_last():
     desk = Desk(n=3)
     desk.open()
-    desk.take(EngineCoreOutput("0:r", [65], num_cached_tokens=2), EngineCoreOutput("1:r", [66]))
-    desk.take(EngineCoreOutput("1:r", [67], finish_reason="length"), EngineCoreOutput("2:r", [68]))
-    desk.take(EngineCoreOutput("2:r", [EOS], finish_reason="stop"))
+    desk.take(desk.out(0, [65], num_cached_tokens=2), desk.out(1, [66]))
+    desk.take(desk.out(1, [67], finish_reason="length"), desk.out(2, [68]))
+    desk.take(desk.out(2, [EOS], finish_reason="stop"))
     assert not desk.news[-1].finished
-    desk.take(EngineCoreOutput("0:r", [69], finish_reason="length"))
+    desk.take(desk.out(0, [69], finish_reason="length"))
     assert [len(output.outputs) for output in desk.news] == [2, 2, 1, 1]
     assert desk.news[-1].finished
     whole = desk.whole()
@@ -193,19 +199,19 @@ def test_choices_end_each_in_its_own_way_and_the_request_with_the_last():
 def test_an_error_of_one_choice_is_told_and_the_others_go_on():
     desk = Desk(n=2)
     desk.open()
-    desk.take(EngineCoreOutput("0:r", [], finish_reason="error", error="not finite"))
+    desk.take(desk.out(0, [], finish_reason="error", error="not finite"))
     assert (desk.news[0].error, desk.news[0].finished) == ("not finite", False)
-    desk.take(EngineCoreOutput("1:r", [65], finish_reason="length"))
+    desk.take(desk.out(1, [65], finish_reason="length"))
     assert desk.news[1].finished
 
 
 def test_an_abort_ends_a_request_once_with_all_its_text():
     desk = Desk(n=2, stop=("END",))
     desk.open()
-    desk.take(EngineCoreOutput("0:r", list(b"aE")), EngineCoreOutput("1:r", [65], finish_reason="length"))
-    assert desk.books.abort("r", "shutting down") == ["0:r"]
+    desk.take(desk.out(0, list(b"aE")), desk.out(1, [65], finish_reason="length"))
+    assert desk.books.abort("r", "shutting down") == desk.core_ids["r"][:1]
     assert desk.books.abort("r") == []
-    desk.take(EngineCoreOutput("0:r", [65]))
+    desk.take(desk.out(0, [65]))
     last = desk.news[-1]
     assert (last.finished, last.error, last.outputs[0].finish_reason) == (True, "shutting down", "abort")
     assert desk.whole().outputs[0].text == "aE"
@@ -250,8 +256,8 @@ def test_prompt_tokens_are_counted_once_and_only_with_a_first_token():
     desk.open("r", prompt=[1] * 10)
     desk.open("gone", prompt=[1] * 7)
     desk.books.abort("gone")
-    desk.take(EngineCoreOutput("0:r", [65]), EngineCoreOutput("1:r", [65]))
-    desk.take(EngineCoreOutput("2:r", [65]))
+    desk.take(desk.out(0, [65]), desk.out(1, [65]))
+    desk.take(desk.out(2, [65]))
     assert desk.stats.total("num_prompt_tokens") == 10
     assert len(desk.stats.all("first_token_seconds")) == 3
     assert desk.stats.finished_by_reason() == {"abort": 3}

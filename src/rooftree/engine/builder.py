@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, perf_counter
+from typing import TYPE_CHECKING
 
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.engine.config import EngineConfig, check_config
@@ -20,6 +21,10 @@ from rooftree.scheduler.config import SchedulerConfig
 from rooftree.scheduler.output import ScheduledRequest, SchedulerOutput
 from rooftree.scheduler.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from rooftree.engine.executors.cpu import CPUExecutor
+    from rooftree.engine.executors.reference import ReferenceExecutor
+
 Progress = Callable[[str], None]
 MakeExecutor = Callable[[EngineConfig, Checkpoint, int], Executor]
 
@@ -27,11 +32,16 @@ MakeExecutor = Callable[[EngineConfig, Checkpoint, int], Executor]
 def make_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> Executor:
     """The executor that ``config`` names, its weights packed."""
     # Imported here: each brings what the other does not need.
+    executor: type[CPUExecutor | ReferenceExecutor]
     if config.executor == "reference":
-        from rooftree.engine.executors.reference import ReferenceExecutor as Chosen
+        from rooftree.engine.executors.reference import ReferenceExecutor
+
+        executor = ReferenceExecutor
     else:
-        from rooftree.engine.executors.cpu import CPUExecutor as Chosen
-    return Chosen(
+        from rooftree.engine.executors.cpu import CPUExecutor
+
+        executor = CPUExecutor
+    return executor(
         checkpoint,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

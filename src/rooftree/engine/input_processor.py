@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 from secrets import randbits
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,11 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRequest:
-    """A request that may run: one ``EngineCoreRequest`` for each of its choices, in order."""
+    """A request that may run: one ``EngineCoreRequest`` for each of its choices, in order.
+
+    Their ids are never used again, even where a caller uses his: what the core and its executor remember of
+    an ended generation, or hear of it late, cannot touch another.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -60,6 +65,7 @@ class InputProcessor:
         self._eos_token_ids = eos_token_ids
         self._allow_priority = allow_priority
         self._draw_seed = draw_seed
+        self._serial = count()
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text gets the special tokens that the tokenizer adds by itself.
@@ -98,9 +104,10 @@ class InputProcessor:
         _check_text(cache_salt, "cache_salt")
         seed = (self._draw_seed() if params.seed is None else params.seed) % _SEEDS
         core_params = self._core_params(params)
+        serial = next(self._serial)
         choices = tuple(
             EngineCoreRequest(
-                core_id(request_id, index),
+                f"{serial}.{index}:{request_id}",
                 prompt_token_ids,
                 core_params,
                 max_tokens,
@@ -126,11 +133,6 @@ class InputProcessor:
             )
         if not -_INT64 <= priority < _INT64:
             raise RequestError(f"priority is {priority}; possible: a 64-bit number", param="priority")
-
-
-def core_id(request_id: str, index: int) -> str:
-    """The id under which choice ``index`` runs; distinct for distinct arguments."""
-    return f"{index}:{request_id}"
 
 
 def choice_seed(seed: int, index: int) -> int:
