@@ -64,6 +64,8 @@ def hf_config(
     spec: ModelSpec, eos_token_id: int | Sequence[int] = 0, bos_token_id: int | None = None
 ) -> dict[str, Any]:
     """The config.json of a spec, in the spelling that the family's own releases use."""
+    if spec.family in ("llama", "qwen3") and spec.qkv_bias != spec.o_bias:
+        raise ValueError("one field, attention_bias, sets qkv_bias and o_bias together")
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[spec.family]],
         "model_type": spec.family,

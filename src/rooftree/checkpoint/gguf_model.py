@@ -174,7 +174,7 @@ def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
         return fields.count(name, default)
     if len(set(value)) != 1:
         fields.fail(name, "differs from layer to layer, which is not supported")
-    return Fields({name: value[0]}, fields.source).count(name)
+    return Fields({name: value[0]}, fields.source, within=fields.prefix).count(name)
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:

@@ -80,7 +80,7 @@ def _family(fields: Fields) -> Family:
         if model_type not in _MODEL_TYPES:
             fields.fail("model_type", f"{model_type!r} is not supported; {_supported()}")
         return _MODEL_TYPES[model_type]
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in ARCHITECTURES:
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in tuple(ARCHITECTURES):
         fields.fail("architectures", f"{named!r} is not supported; {_supported()}")
     return ARCHITECTURES[named[0]]
 
