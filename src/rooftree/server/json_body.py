@@ -1,0 +1,92 @@
+"""From the bytes of a request body to a JSON object, strictly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from rooftree.errors import RequestError
+
+
+class ClientGone(Exception):  # noqa: N818 - an event, not a fault
+    """The client closed the connection before its answer was complete."""
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        RequestError: 415 unless the content type is JSON in UTF-8, 413 beyond ``limit`` bytes.
+        ClientGone: the connection closed first.
+    """
+    _check_content_type(headers.get("content-type"))
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(len(body), limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that ``body`` spells, as RFC 8259 has it.
+
+    Python's own reader lets NaN, Infinity, numbers beyond a double and repeated keys pass; here none does.
+
+    Raises:
+        RequestError: 400 with the place of the fault.
+    """
+    try:
+        value = msgspec.json.decode(body)
+        # Only now, since this reader is the lenient one: it is here for the keys alone.
+        json.loads(body, object_pairs_hook=_refuse_repeated_keys)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except ValueError:
+        raise RequestError("the body holds a number of absurd length", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the body nests arrays or objects too deeply", code="invalid_json") from None
+    if not isinstance(value, dict):
+        kind = "an array" if isinstance(value, list) else f"a bare {type(value).__name__}"
+        raise RequestError(f"the body must be a JSON object, not {kind}", code="invalid_json")
+    return value
+
+
+def _check_content_type(content_type: str | None) -> None:
+    if content_type is None:
+        return
+    kind, *options = (part.strip().lower() for part in content_type.split(";"))
+    charset = next((option[8:].strip('"') for option in options if option.startswith("charset=")), "utf-8")
+    if kind != "application/json" or charset not in ("utf-8", "utf8"):
+        raise RequestError(
+            f"content type {content_type[:200]!r} is not accepted; send JSON with the header "
+            f"'Content-Type: application/json'",
+            status=415,
+            code="unsupported_media_type",
+        )
+
+
+def _too_large(size: int, limit: int) -> RequestError:
+    return RequestError(
+        f"the body has {size} bytes or more; this server accepts {limit} (--max-body-size)",
+        status=413,
+        code="request_too_large",
+    )
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        twice = next(key for position, key in enumerate(keys) if key in keys[:position])
+        raise RequestError(f"the key {twice!r} appears twice in one object", param=twice, code="invalid_json")

@@ -1,0 +1,69 @@
+"""Prompts: conversations rendered, texts tokenized, lists of prompts told from prompts that are lists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rooftree.errors import RequestError
+from rooftree.server.protocol import ChatMessage, to_template
+
+if TYPE_CHECKING:
+    from rooftree.engine.async_llm import AsyncLLM
+
+MAX_PROMPTS = 1024
+# Shorter texts are tokenized before the loop would have woken a thread.
+INLINE_CHARACTERS = 20_000
+
+
+def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str | list[int]]:
+    """The prompts of a completion request: a text, token ids, or a list of either.
+
+    Raises:
+        RequestError: a list that is empty, too long, or mixes ids with prompts.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt is an empty list; send a text or token ids", param="prompt")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if ids:
+        raise RequestError(
+            "prompt mixes token ids with whole prompts; send a list of one kind", param="prompt"
+        )
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt lists {len(prompt)} prompts; one request may bring {MAX_PROMPTS}", param="prompt"
+        )
+    return [item if isinstance(item, str) else list(item) for item in prompt if not isinstance(item, int)]
+
+
+async def chat_prompt(
+    llm: AsyncLLM, messages: Sequence[ChatMessage], *, open_answer: bool = True
+) -> list[int]:
+    """Token ids of a conversation, ready for the model's turn if ``open_answer``.
+
+    The template writes all special tokens itself, so the tokenizer adds none.
+
+    Raises:
+        RequestError: no messages, no template, or a template that refuses them.
+    """
+    if not messages:
+        raise RequestError("messages is empty; send at least one", param="messages")
+    if llm.chat_template is None:
+        raise RequestError(
+            "this model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
+        )
+    history = [to_template(message) for message in messages]
+    text = llm.chat_template.render(history, add_generation_prompt=open_answer)
+    return await encode_text(llm, text, add_special_tokens=False)
+
+
+async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text; a long one is tokenized beside the event loop."""
+    if len(text) <= INLINE_CHARACTERS:
+        return llm.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(llm.tokenizer.encode, text, add_special_tokens=add_special_tokens)
