@@ -52,7 +52,7 @@ def fetch_snapshot(model: HubModel, *, cache_dir: Path | None = None, endpoint: 
     """
     # Importing the library takes longer than opening a local model.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         folder = snapshot_download(
@@ -68,8 +68,12 @@ def fetch_snapshot(model: HubModel, *, cache_dir: Path | None = None, endpoint: 
         ) from error
     except RepositoryNotFoundError as error:
         raise _failed(model, "there is no such model, or it is private and needs `hf auth login`") from error
-    except (OSError, HFValidationError) as error:
-        raise _failed(model, str(error).strip() or type(error).__name__) from error
+    except RevisionNotFoundError as error:
+        raise _failed(model, "the model has no such revision") from error
+    except Exception as error:
+        # The library lets its HTTP client's errors through, and the client differs between its versions.
+        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise _failed(model, reason) from error
     return Path(str(folder))
 
 

