@@ -285,6 +285,27 @@ def test_names_that_lead_nowhere(tmp_path):
         open_checkpoint(str(tmp_path / "notes.txt"))
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/m", "", "a\0b", "hf:", "smollm3"])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(ModelError):
+        open_checkpoint(name)
+
+
+def test_a_known_name_is_pulled(tmp_path, monkeypatch):
+    spec = tiny_spec("llama")
+    path = write_gguf_model(tmp_path / "file.gguf", spec, random_weights(spec))
+    asked = []
+
+    def pull(name, progress, cache_dir):
+        asked.append((name, progress, cache_dir))
+        return path
+
+    monkeypatch.setattr("rooftree.checkpoint.open.pull", pull)
+    checkpoint = open_checkpoint("smollm2", progress=print, cache_dir=tmp_path)
+    assert (checkpoint.name, checkpoint.path) == ("smollm2", str(path))
+    assert asked == [("smollm2", print, tmp_path)]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"a": 1, "a": 2}', b"[" * 100_000]
 )

@@ -47,10 +47,14 @@ def open_checkpoint(
         hub_model = parse_hub_name(model)
         folder = fetch_snapshot(hub_model, cache_dir=hub_cache_dir, endpoint=hub_endpoint)
         return open_folder(folder, name=hub_model.repo)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"{model}: {error}") from error
+    if is_folder:
         return open_folder(path)
-    if not path.exists():
+    if not exists:
         raise ModelError(
             f"{model}: there is no such file or directory; a model is {' or '.join(KNOWN)}, a .gguf file, a "
             "Hugging Face directory or hf:org/name"
