@@ -15,7 +15,6 @@ from rooftree.engine.client import EngineClient
 from rooftree.engine.collector import OutputCollector
 from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.frontend import Frontend, load_frontend
-from rooftree.engine.input_processor import InputProcessor, Prompt
 from rooftree.engine.messages import (
     AbortRequests,
     EngineCoreOutputs,
@@ -25,13 +24,14 @@ from rooftree.engine.messages import (
     EngineReady,
     SchedulerStats,
 )
-from rooftree.engine.output_processor import OutputProcessor
 from rooftree.engine.outputs import RequestOutput
 from rooftree.engine.stats import StatLogger
 from rooftree.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from rooftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from rooftree.engine.input_processor import InputProcessor, Prompt
+    from rooftree.engine.output_processor import OutputProcessor
     from rooftree.specs.model import ModelSpec
     from rooftree.text.chat_template import ChatTemplate
     from rooftree.text.tokenizer import Tokenizer
@@ -158,6 +158,10 @@ class AsyncLLM:
     def _become_ready(self) -> None:
         if self.state is not EngineState.LOADING or self._frontend is None or self.ready is None:
             return
+        # The text floor takes longest to import; until here that is the business of the thread beside us.
+        from rooftree.engine.input_processor import InputProcessor
+        from rooftree.engine.output_processor import OutputProcessor
+
         self._door = InputProcessor(
             self._frontend.tokenizer,
             vocab_size=self._frontend.spec.vocab_size,
