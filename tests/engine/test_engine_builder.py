@@ -57,6 +57,10 @@ def test_a_context_that_does_not_fit_is_lowered_with_a_notice(tiny_model: Callab
         ({"max_num_waiting": -1}, "--max-num-waiting"),
         ({"threads": 0}, "--threads"),
         ({"isa": "mmx"}, "--isa"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"scheduling_policy": "luck"}, "scheduling_policy"),
+        ({"executor": "abacus"}, "executor"),
+        ({"max_num_seqs": "4"}, "max_num_seqs"),
     ],
 )
 def test_options_that_cannot_be_are_refused_naming_the_flag(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rigs.models import FAMILIES
+from rigs.real_model import smollm2_path
 from rooftree import _native
 from rooftree.engine.async_llm import AsyncLLM
 from rooftree.engine.config import EngineConfig
@@ -233,3 +234,38 @@ def test_the_reference_executor_runs_the_same_engine(make_tiny_llm: MakeLLM, fam
             if mine.chosen.token_id != other.chosen.token_id:
                 break  # a tie within rounding; what follows has another prefix
             assert mine.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-3)
+
+
+TEXTS = [
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):",
+    "Water boils at a temperature of",
+    "Water boils at a temperature of one hundred degrees, and it freezes at a temperature of",
+]
+
+
+@pytest.mark.model
+def test_smollm2_answers_the_same_however_it_is_run():
+    params = [
+        SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, temperature=0.7 * (index % 2), seed=index)
+        for index in range(len(TEXTS))
+    ]
+
+    def ask(**options: Any) -> LLM:
+        return LLM(str(smollm2_path()), **{"kv_cache_memory": 1 << 27, "threads": 2} | options)
+
+    def together(llm: LLM) -> list[list[CompletionOutput]]:
+        return [output.outputs for output in llm.generate(TEXTS, params)]
+
+    with ask(enable_prefix_caching=False) as llm:
+        cold = [llm.generate([t], p)[0].outputs for t, p in zip(TEXTS, params, strict=True)]
+        assert together(llm) == cold
+    assert cold[0][0].text.startswith(" Paris")
+    with ask(threads=1, max_num_batched_tokens=7, max_num_seqs=3) as llm:
+        assert together(llm) == cold
+        assert together(llm) == cold
+        assert llm.core.stats().prefix_cache_hits > 0
+    with ask(kv_cache_memory=6 * 16 * 23040, max_model_len=64, kv_watermark=0.0) as llm:
+        assert together(llm) == cold
+        assert llm.core.stats().num_preemptions > 0

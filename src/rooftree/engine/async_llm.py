@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from enum import StrEnum
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from rooftree.specs.model import ModelSpec
     from rooftree.text.chat_template import ChatTemplate
     from rooftree.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 # Shorter texts are tokenized sooner than a thread would have started.
 _INLINE_CHARACTERS = 20_000
@@ -177,6 +180,7 @@ class AsyncLLM:
         """The engine has ended and nobody asked it to."""
         if self.state in (EngineState.STOPPED, EngineState.DEAD):
             return
+        logger.error("the engine died: %s", error)
         self.state = EngineState.DEAD
         self._failure = error
         self._loaded.set()
@@ -294,8 +298,12 @@ class AsyncLLM:
 
         books.add_request(request, sink, arrival)
         self._collectors[request_id] = collector
-        for choice in request.choices:
-            self._client.send(choice)
+        try:
+            for choice in request.choices:
+                self._client.send(choice)
+        except BaseException:
+            self._abort(request_id, None)  # what cannot be sent must not stay in the books
+            raise
         return collector
 
     def _open_door(self, num_choices: int) -> tuple[InputProcessor, OutputProcessor]:

@@ -53,6 +53,10 @@ def check_config(config: EngineConfig) -> None:
     Raises:
         ConfigError: an option out of its range. What contradicts the model or the memory is found later.
     """
+    try:
+        msgspec.convert(msgspec.to_builtins(config), EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"an option is not possible: {error}") from None
     SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
