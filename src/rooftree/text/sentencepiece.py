@@ -19,13 +19,12 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     Args:
         scores: each ordinary piece with its score, in the order of ids.
     """
-    merges = []
-    for piece in sorted(scores, key=scores.__getitem__, reverse=True):
-        for cut in range(len(piece) - 1, 0, -1):
-            left, right = piece[:cut], piece[cut:]
-            if left in scores and right in scores:
-                merges.append((left, right))
-    return merges
+    return [
+        (left, right)
+        for piece in sorted(scores, key=scores.__getitem__, reverse=True)
+        for cut in range(len(piece) - 1, 0, -1)
+        if (left := piece[:cut]) in scores and (right := piece[cut:]) in scores
+    ]
 
 
 def bpe_normalizer(*, add_space_prefix: bool) -> normalizers.Normalizer:
