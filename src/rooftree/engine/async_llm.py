@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from enum import StrEnum
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from rooftree.specs.model import ModelSpec
     from rooftree.text.chat_template import ChatTemplate
     from rooftree.text.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 # Shorter texts are tokenized sooner than a thread would have started.
 _INLINE_CHARACTERS = 20_000
@@ -180,7 +177,6 @@ class AsyncLLM:
         """The engine has ended and nobody asked it to."""
         if self.state in (EngineState.STOPPED, EngineState.DEAD):
             return
-        logger.error("the engine died: %s", error)
         self.state = EngineState.DEAD
         self._failure = error
         self._loaded.set()

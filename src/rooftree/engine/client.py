@@ -17,7 +17,8 @@ from rooftree.engine.channel import input_address, open_socket, output_address, 
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineInput, EngineOutput, Shutdown
 
-ENGINE_COMMAND = (sys.executable, "-m", "rooftree.engine.process")
+# -P: a file in the user's current directory must not stand in for a module.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "rooftree.engine.process")
 
 
 class EngineClient:
