@@ -11,6 +11,7 @@ from rooftree.engine.outputs import CompletionOutput, Logprob, PositionLogprobs,
 from rooftree.errors import EngineDeadError, RequestError
 from rooftree.sampling.params import SamplingParams
 from rooftree.sampling.validate import resolve_max_tokens, validate_prompt, validate_sampling_params
+from rooftree.text.chat_template import ChatTemplate
 
 VOCAB_SIZE = 300
 LONG = "The quick brown fox jumps over the lazy dog. "
@@ -19,23 +20,23 @@ LONG = "The quick brown fox jumps over the lazy dog. "
 class FakeTokenizer:
     """A token is a byte; 256 stands before every text that asks for special tokens."""
 
-    vocab_size = VOCAB_SIZE
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
         return [256] * add_special_tokens + list(text.encode())
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return bytes(token for token in token_ids if token < 256).decode(errors="replace")
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    def check_ids(self, ids: Sequence[int], *, param: str = "prompt") -> None:
+        if any(not 0 <= token < VOCAB_SIZE for token in ids):
+            raise RequestError("an id of tokens does not exist", param=param)
 
 
-class FakeTemplate:
-    """Each message as one line; refuses the role ``forbidden``."""
-
-    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        if any(message["role"] == "forbidden" for message in messages):
-            raise RequestError("the template refuses messages of the role 'forbidden'", param="messages")
-        lines = [f"{message['role']}:{message.get('content')}" for message in messages]
-        return "\n".join([*lines, "assistant:"] if add_generation_prompt else lines)
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'forbidden' %}{{ raise_exception('messages must not be forbidden') }}{% endif %}"
+    "{{ message.role }}:{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 @dataclass
@@ -54,7 +55,7 @@ class FakeLLM:
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     dies_after: int | None = None
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
-    chat_template: FakeTemplate | None = field(default_factory=FakeTemplate)
+    chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate(TEMPLATE, {}))
     seen: list[SamplingParams] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
@@ -68,7 +69,11 @@ class FakeLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        prompt_ids = (
+            self.tokenizer.encode(prompt, add_special_tokens=True)
+            if isinstance(prompt, str)
+            else list(prompt)
+        )
         validate_prompt(prompt_ids, VOCAB_SIZE)
         validate_sampling_params(params, VOCAB_SIZE)
         max_tokens = resolve_max_tokens(len(prompt_ids), params, self.max_model_len)

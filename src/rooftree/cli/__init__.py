@@ -1,0 +1,1 @@
+"""The command ``rooftree``: one thin file per subcommand."""

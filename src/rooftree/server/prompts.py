@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rooftree.errors import RequestError
@@ -51,19 +52,17 @@ async def chat_prompt(
     Raises:
         RequestError: no messages, no template, or a template that refuses them.
     """
-    if not messages:
-        raise RequestError("messages is empty; send at least one", param="messages")
-    if llm.chat_template is None:
+    template = llm.chat_template
+    if template is None:
         raise RequestError(
             "this model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
         )
     history = [to_template(message) for message in messages]
-    text = llm.chat_template.render(history, add_generation_prompt=open_answer)
-    return await encode_text(llm, text, add_special_tokens=False)
+    text = template.render(history, add_generation_prompt=open_answer)
+    return await encode_text(llm, text, add_special_tokens=False, param="messages")
 
 
-async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> list[int]:
+async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
     """Token ids of a text; a long one is tokenized beside the event loop."""
-    if len(text) <= INLINE_CHARACTERS:
-        return llm.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(llm.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    encode = partial(llm.tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param)
+    return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)

@@ -34,7 +34,7 @@ async def tokenize(request: Request) -> JsonAnswer:
         if body.add_generation_prompt is not None:
             raise RequestError("add_generation_prompt applies to messages", param="add_generation_prompt")
         special = body.add_special_tokens is not False
-        tokens = await encode_text(llm, body.prompt or "", add_special_tokens=special)
+        tokens = await encode_text(llm, body.prompt or "", add_special_tokens=special, param="prompt")
     return JsonAnswer(TokenizeResponse(len(tokens), llm.max_model_len, tokens))
 
 
@@ -43,8 +43,5 @@ async def detokenize(request: Request) -> JsonAnswer:
     state, body = await read(request, DetokenizeRequest, {})
     llm = state.ready_llm()
     state.model_name(body.model)
-    size = llm.tokenizer.vocab_size
-    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
-    if wrong is not None:
-        raise RequestError(f"tokens holds {wrong}; this model's ids are 0 to {size - 1}", param="tokens")
-    return JsonAnswer(DetokenizeResponse(llm.tokenizer.decode(body.tokens)))
+    llm.tokenizer.check_ids(body.tokens, param="tokens")
+    return JsonAnswer(DetokenizeResponse(llm.tokenizer.decode(body.tokens, skip_special_tokens=False)))
