@@ -121,12 +121,10 @@ def test_every_text_of_every_shape_is_in_the_prompt_once(style: str, shape: str)
 
 
 @pytest.mark.parametrize("style", ["chatml", "qwen3", "llama3", "text or parts", "parts"])
-def test_tool_results_and_names_reach_the_template(style: str) -> None:
-    content: Any = parts("r1") if style == "parts" else "r1"
-    assert (
-        render(ALL[style], [say("user", "q"), say("tool", content, tool_call_id="c", name="f")]).count("r1")
-        == 1
-    )
+@pytest.mark.parametrize("content", ["r1", parts("r1")])
+def test_tool_results_and_names_reach_the_template(style: str, content: Any) -> None:
+    result = say("tool", content, tool_call_id="c", name="f")
+    assert render(ALL[style], [say("user", "q"), result]).count("r1") == 1
     named = "{% for m in messages %}{{ m.name }}/{{ m.tool_call_id }}/{{ m.content }}{% endfor %}"
     assert render(named, [say("tool", "r", tool_call_id="c", name="f")]) == "f/c/r"
 

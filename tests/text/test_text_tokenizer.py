@@ -165,6 +165,8 @@ def test_padding_ids_have_no_text() -> None:
         with pytest.raises(RequestError, match="0 to 299") as refusal:
             tokenizer.check_ids([0, outside], param="tokens")
         assert refusal.value.param == "tokens"
+        with pytest.raises(RequestError, match="0 to 299"):
+            tokenizer.decode([0, outside])
     tokenizer.check_ids([0, 299])
 
 

@@ -96,7 +96,12 @@ class Tokenizer:
         return self._prefix_ids + ids if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Turn ids into text: exactly what a stream of the same ids shows, joined."""
+        """Turn ids into text: exactly what a stream of the same ids shows, joined.
+
+        Raises:
+            RequestError: an id that the model does not have.
+        """
+        self.check_ids(ids, param="tokens")
         stream = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
         pieces = [stream.push(token_id) for token_id in ids]
         return "".join(pieces) + stream.flush()
