@@ -23,6 +23,7 @@ struct Q4 {
 
     Q4(const uint8_t* step, int half) {
         const __m256i mask = _mm256_set1_epi8(15);
+        ROOFTREE_UNROLL
         for (int g = 0; g < 4; g++) {
             const __m256i bytes = load256(step + header + 64 * g + 32 * half);
             w[g] = _mm256_and_si256(bytes, mask);
@@ -33,6 +34,7 @@ struct Q4 {
     // Eight products of a nibble pair and an input pair, at most 8 * 2 * 15 * 127 = 30,480, fit 16 bits.
     __m256i dot(const int8_t* q, int32_t negated) const {
         __m256i sum = _mm256_maddubs_epi16(w[0], _mm256_set1_epi32(four_inputs(q)));
+        ROOFTREE_UNROLL
         for (int g = 1; g < 8; g++)
             sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[g], _mm256_set1_epi32(four_inputs(q + 4 * g))));
         const __m256i isum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
@@ -50,6 +52,7 @@ struct Q8 {
 
     __m256i dot(const int8_t* q, int32_t) const {
         __m256i sum = _mm256_setzero_si256();
+        ROOFTREE_UNROLL
         for (int g = 0; g < 8; g++) {
             const __m256i w = _mm256_xor_si256(load256(bytes + 64 * g), _mm256_set1_epi8(-128));
             const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(q + 4 * g)), w);
@@ -62,15 +65,19 @@ struct Q8 {
 template <typename Q, int T, int kHalves>
 static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_half, const uint8_t* x, size_t stride, float* out) {
     __m256 acc[kHalves][T];
+    ROOFTREE_UNROLL
     for (int h = 0; h < kHalves; h++)
+        ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) acc[h][t] = _mm256_setzero_ps();
     const size_t step_bytes = tile_step_bytes(Q::format);
     for (int64_t s = 0; s < k / kBlock; s++) {
         const uint8_t* step = tile + s * step_bytes;
+        ROOFTREE_UNROLL
         for (int h = 0; h < kHalves; h++) {
             const int half = first_half + h;
             const Q weights(step, half);
             const __m256 scale = load_halves(step + 16 * half);
+            ROOFTREE_UNROLL
             for (int t = 0; t < T; t++) {
                 const QuantisedRow row(x + t * stride, k);
                 const __m256 isum = _mm256_cvtepi32_ps(weights.dot(row.q + s * kBlock, row.negated[s]));
@@ -80,7 +87,9 @@ static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_ha
             }
         }
     }
+    ROOFTREE_UNROLL
     for (int h = 0; h < kHalves; h++)
+        ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) _mm256_storeu_ps(out + t * kTileRows + 8 * (first_half + h), acc[h][t]);
 }
 

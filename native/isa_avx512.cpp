@@ -24,6 +24,7 @@ struct Q4 {
 
     explicit Q4(const uint8_t* step) {
         const __m512i mask = _mm512_set1_epi8(15);
+        ROOFTREE_UNROLL
         for (int g = 0; g < 4; g++) {
             const __m512i bytes = load512(step + header + 64 * g);
             w[g] = _mm512_and_si512(bytes, mask);
@@ -39,6 +40,7 @@ struct Q8 {
     __m512i w[8];
 
     explicit Q8(const uint8_t* step) {
+        ROOFTREE_UNROLL
         for (int g = 0; g < 8; g++) w[g] = load512(step + 32 + 64 * g);
     }
 };
@@ -46,6 +48,7 @@ struct Q8 {
 template <typename Q, int T>
 static inline void quantised_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
     __m512 acc[T];
+    ROOFTREE_UNROLL
     for (int t = 0; t < T; t++) acc[t] = _mm512_setzero_ps();
     const size_t step_bytes = tile_step_bytes(Q::format);
     const int64_t steps = k / kBlock;
@@ -54,17 +57,20 @@ static inline void quantised_tokens(const uint8_t* tile, int64_t k, const uint8_
         const Q weights(step);
         const __m512 scale = load_halves(step);
         const __m512 minimum = Q::has_min ? load_halves(step + 32) : _mm512_setzero_ps();
+        ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) {
             const QuantisedRow row(x + t * stride, k);
             const int8_t* q = row.q + s * kBlock;
             __m512i isum = Q::has_min ? _mm512_setzero_si512()
                                       : _mm512_slli_epi32(_mm512_set1_epi32(row.negated[s]), Q::offset_bits);
+            ROOFTREE_UNROLL
             for (int g = 0; g < 8; g++) isum = _mm512_dpbusd_epi32(isum, weights.w[g], _mm512_set1_epi32(four_inputs(q + 4 * g)));
             const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(isum), _mm512_set1_ps(row.scale[s]));
             acc[t] = _mm512_fmadd_ps(product, scale, acc[t]);
             if (Q::has_min) acc[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(row.sum[s]), acc[t]);
         }
     }
+    ROOFTREE_UNROLL
     for (int t = 0; t < T; t++) _mm512_storeu_ps(out + t * kTileRows, acc[t]);
 }
 

@@ -7,6 +7,9 @@
 
 #include "pack.h"
 
+// Loops over a register tile must vanish: an array that is indexed in a remaining loop goes to memory.
+#define ROOFTREE_UNROLL _Pragma("GCC unroll 16")
+
 namespace rooftree {
 
 // Activations quantised for integer products: `k` int8 values, then per block of 32 inputs a float scale, a float

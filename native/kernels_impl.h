@@ -139,17 +139,24 @@ template <int R, typename Kv>
 static inline void score_group(const float* q, int head_dim, const Kv* k, int stride, float* scores) {
     constexpr int V = kKvGroup / N;
     F sum[R][V];
+    ROOFTREE_UNROLL
     for (int r = 0; r < R; r++)
+        ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) sum[r][j] = Simd::zero();
     for (int d = 0; d < head_dim; d++) {
         F key[V];
+        ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) key[j] = load_kv(k + d * stride + j * N);
+        ROOFTREE_UNROLL
         for (int r = 0; r < R; r++) {
             const F query = Simd::set1(q[r * head_dim + d]);
+            ROOFTREE_UNROLL
             for (int j = 0; j < V; j++) sum[r][j] = Simd::fma(query, key[j], sum[r][j]);
         }
     }
+    ROOFTREE_UNROLL
     for (int r = 0; r < R; r++)
+        ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) Simd::store(scores + r * kPartition + j * N, sum[r][j]);
 }
 
@@ -159,14 +166,18 @@ static inline void weigh_group(const float* p, int count, const Kv* v, int head_
     int d = 0;
     for (; d + N <= head_dim; d += N) {
         F sum[R];
+        ROOFTREE_UNROLL
         for (int r = 0; r < R; r++) sum[r] = Simd::load(acc + r * head_dim + d);
         for (int t = 0; t < count; t++) {
             const F value = load_kv(v + t * head_dim + d);
+            ROOFTREE_UNROLL
             for (int r = 0; r < R; r++) sum[r] = Simd::fma(Simd::set1(p[r * kPartition + t]), value, sum[r]);
         }
+        ROOFTREE_UNROLL
         for (int r = 0; r < R; r++) Simd::store(acc + r * head_dim + d, sum[r]);
     }
     if (d == head_dim) return;
+    ROOFTREE_UNROLL
     for (int r = 0; r < R; r++)  // head_dim is a multiple of 8, vectors may be 16 wide
         for (int e = d; e < head_dim; e++) {
             float sum = acc[r * head_dim + e];
@@ -206,7 +217,8 @@ static inline const float* widen(const uint16_t* in, int rows, int columns, int 
     for (int i = 0; i < rows; i++) {
         int j = 0;
         for (; j + N <= columns; j += N) Simd::store(out + i * columns + j, load_kv(in + i * stride + j));
-        for (; j < columns; j++) out[i * columns + j] = half_to_float(in[i * stride + j]);
+        if (columns % N != 0)
+            for (; j < columns; j++) out[i * columns + j] = half_to_float(in[i * stride + j]);
     }
     return out;
 }
@@ -356,17 +368,24 @@ template <typename W, int T>
 static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
     constexpr int V = kTileRows / N;
     F sum[T][V];
+    ROOFTREE_UNROLL
     for (int t = 0; t < T; t++)
+        ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) sum[t][j] = Simd::zero();
     for (int64_t i = 0; i < k; i++) {
         F w[V];
+        ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) w[j] = W::load(tile + (i * kTileRows + j * N) * W::size);
+        ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) {
             const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i]);
+            ROOFTREE_UNROLL
             for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[j], sum[t][j]);
         }
     }
+    ROOFTREE_UNROLL
     for (int t = 0; t < T; t++)
+        ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) Simd::store(out + t * kTileRows + j * N, sum[t][j]);
 }
 

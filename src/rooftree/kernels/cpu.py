@@ -62,8 +62,8 @@ class _SlotUse:
 class CpuRecorder:
     """Records ops, plans memory once the last one is known, and builds the native program.
 
-    A recorded op is a function of the finished memory plan, so that a producer such as a norm learns only then
-    which forms of its result (float, int8) are read, and computes no other.
+    A recorded op is a function of the finished memory plan: a producer such as a norm learns only then which forms
+    of its result (float, int8) are read, and computes no other.
     """
 
     def __init__(self, pool: _native.ThreadPool, *, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -145,7 +145,13 @@ class CpuRecorder:
         return y
 
     def _linear(
-        self, x: CpuValue, members: list[tuple[CpuMatrix, Floats | None]], out: Slot, column: int, *, accumulate: bool
+        self,
+        x: CpuValue,
+        members: list[tuple[CpuMatrix, Floats | None]],
+        out: Slot,
+        column: int,
+        *,
+        accumulate: bool,
     ) -> None:
         source = self._input_for(x, members[0][0])
         packed = [w.packed for w, _ in members]
@@ -182,7 +188,8 @@ class CpuRecorder:
     def attention(self, qkv: CpuValue, layer: int, window: int | None) -> CpuValue:
         y = self._float_value(self._heads * self._head_dim, per_sample=False)
         self._record(
-            (qkv.floats, y.floats), lambda p, at: p.add_attention(at(qkv.floats), layer, window or 0, at(y.floats))
+            (qkv.floats, y.floats),
+            lambda p, at: p.add_attention(at(qkv.floats), layer, window or 0, at(y.floats)),
         )
         return y
 
@@ -197,7 +204,9 @@ class CpuRecorder:
 
     # -- the program
 
-    def build(self, isa: str, max_tokens: int, max_samples: int, cos: Floats, sin: Floats) -> tuple[_native.Program, int]:
+    def build(
+        self, isa: str, max_tokens: int, max_samples: int, cos: Floats, sin: Floats
+    ) -> tuple[_native.Program, int]:
         """Plan memory for the largest step; returns the native program and the bytes of its arena.
 
         Args:

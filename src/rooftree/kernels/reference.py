@@ -39,14 +39,23 @@ def round_to_int8(x: Floats) -> Floats:
     with np.errstate(divide="ignore"):
         inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0)).astype(np.float32)
     rounded = np.rint(blocks * inverse) * (largest / np.float32(127))
-    return rounded.reshape(x.shape).astype(np.float32)
+    result: Floats = rounded.reshape(x.shape).astype(np.float32)
+    return result
 
 
 class ReferenceOps:
-    """Computes at once, on (tokens, columns) float32 arrays. ``begin_step`` says what the step consists of."""
+    """Computes at once, on (tokens, columns) float32 arrays. ``begin_step`` says what the step is."""
 
     def __init__(
-        self, *, layers: int, heads: int, kv_heads: int, head_dim: int, cos: Floats, sin: Floats, block_size: int
+        self,
+        *,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos: Floats,
+        sin: Floats,
+        block_size: int,
     ) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._layers, self._block_size = layers, block_size
@@ -78,13 +87,16 @@ class ReferenceOps:
         return self._matrices[tensor.name]
 
     def embed(self, table: ReferenceMatrix) -> Floats:
-        return table.values[self._tokens].astype(np.float32)
+        return np.take(table.values, self._tokens, axis=0)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         scale = 1.0 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps))
-        return (x * scale * weight).astype(np.float32)
+        y: Floats = (x * scale * weight).astype(np.float32)
+        return y
 
-    def linear(self, x: Floats, weights: Sequence[ReferenceMatrix], biases: Sequence[Floats | None]) -> Floats:
+    def linear(
+        self, x: Floats, weights: Sequence[ReferenceMatrix], biases: Sequence[Floats | None]
+    ) -> Floats:
         outputs = [_product(x, w) + (0 if b is None else b) for w, b in zip(weights, biases, strict=True)]
         return np.concatenate(outputs, axis=-1)
 
@@ -101,7 +113,7 @@ class ReferenceOps:
     ) -> Floats:
         g = self.linear(x, [gate], [gate_bias])
         with np.errstate(over="ignore"):
-            silu = g / (1 + np.exp(-g))
+            silu: Floats = g / (1 + np.exp(-g))
         return silu * self.linear(x, [up], [up_bias])
 
     def rope_and_cache(
@@ -135,7 +147,9 @@ class ReferenceOps:
         for request in self._requests:
             end = request.start + request.end - request.begin
             table = request.block_ids[: -(-end // self._block_size)]
-            k, v = (c[layer, table].reshape(-1, self._kv_heads, self._head_dim)[:end] for c in (self._k, self._v))
+            k, v = (
+                c[layer, table].reshape(-1, self._kv_heads, self._head_dim)[:end] for c in (self._k, self._v)
+            )
             k, v = (np.repeat(c.astype(np.float32), group, axis=1) for c in (k, v))
             scores = np.einsum("qhd,khd->hqk", heads[request.begin : request.end], k)
             distance = np.arange(request.start, end)[:, None] - np.arange(end)

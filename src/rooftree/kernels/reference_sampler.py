@@ -16,7 +16,7 @@ _MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The chosen token; where logprobs were asked, its logprob and rank and the most likely tokens, best first."""
+    """The chosen token; where asked, its logprob and rank and the most likely tokens, best first."""
 
     token: int
     logprob: float = 0.0
@@ -26,7 +26,7 @@ class Sample:
 
 
 def philox_uniform(seed: int, counter: int) -> float:
-    """Uniform in [0, 1) from Philox 4x32-10 (Salmon et al., 2011): 53 bits of block ``counter`` under key ``seed``."""
+    """Uniform in [0, 1): 53 bits of Philox 4x32-10 (Salmon et al., 2011), block ``counter``, key ``seed``."""
     c = [counter & _MASK, 0, 0, 0]
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(10):
@@ -49,11 +49,15 @@ def edit_logits(
     seen = np.unique(np.asarray(prompt + output, np.int64))
     counts = np.bincount(np.asarray(output, np.int64), minlength=len(x)).astype(np.float32)
     x[seen] = np.where(x[seen] > 0, x[seen] / params.repetition_penalty, x[seen] * params.repetition_penalty)
-    return x - np.float32(params.frequency_penalty) * counts - np.float32(params.presence_penalty) * (counts > 0)
+    return (
+        x - np.float32(params.frequency_penalty) * counts - np.float32(params.presence_penalty) * (counts > 0)
+    )
 
 
-def candidate_probabilities(x: Floats, params: SamplingParams) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Tokens that may be chosen, best first, and their weights: top-k, then top-p of what is left, then min-p."""
+def candidate_probabilities(
+    x: Floats, params: SamplingParams
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Tokens that may be chosen, best first, and their weights: top-k, then top-p of those, then min-p."""
     order = np.lexsort((np.arange(len(x)), -x))
     weights = np.exp((x[order] - x.max()) / np.float32(params.temperature)).astype(np.float64)
     if 0 < params.top_k < len(x):

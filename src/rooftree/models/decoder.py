@@ -1,7 +1,7 @@
 """The Llama line: Llama, Mistral, Qwen2 and Qwen3, written once.
 
-The families differ in data only: Mistral has sliding windows, Qwen2 adds biases to Q, K and V, Qwen3 normalises each
-query and key head. All of it is in ``ModelSpec``.
+The families differ in data only: Mistral has sliding windows, Qwen2 adds biases to Q, K and V, Qwen3 normalises
+each query and key head. All of it is in ``ModelSpec``.
 """
 
 from __future__ import annotations
@@ -64,8 +64,16 @@ def load_weights(ops: Ops[V, W], spec: ModelSpec, tensors: Mapping[str, Tensor])
         layers.append(
             LayerWeights(
                 input_norm=norm(f"model.layers.{i}.input_layernorm.weight"),
-                qkv=(matrix(f"{attn}.q_proj.weight"), matrix(f"{attn}.k_proj.weight"), matrix(f"{attn}.v_proj.weight")),
-                qkv_bias=(vector(f"{attn}.q_proj.bias"), vector(f"{attn}.k_proj.bias"), vector(f"{attn}.v_proj.bias")),
+                qkv=(
+                    matrix(f"{attn}.q_proj.weight"),
+                    matrix(f"{attn}.k_proj.weight"),
+                    matrix(f"{attn}.v_proj.weight"),
+                ),
+                qkv_bias=(
+                    vector(f"{attn}.q_proj.bias"),
+                    vector(f"{attn}.k_proj.bias"),
+                    vector(f"{attn}.v_proj.bias"),
+                ),
                 q_norm=vector(f"{attn}.q_norm.weight"),
                 k_norm=vector(f"{attn}.k_norm.weight"),
                 o=matrix(f"{attn}.o_proj.weight"),

@@ -40,7 +40,11 @@ def _yarn(rope: RopeSpec, base: Floats, head_dim: int) -> Floats:
     """NTK-by-parts (Peng et al., 2023, section 3.2): pairs that turn often are kept, slow ones stretched."""
 
     def pair_that_turns(turns: float) -> float:
-        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            head_dim
+            * math.log(rope.original_max_position / (turns * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
 
     low = max(math.floor(pair_that_turns(rope.beta_fast)), 0)
     high = min(math.ceil(pair_that_turns(rope.beta_slow)), head_dim - 1)

@@ -12,7 +12,7 @@ from rooftree.engine.config import KVCacheDType
 from rooftree.engine.executors.cores import physical_cores
 from rooftree.engine.executors.request_tables import RequestTables
 from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
-from rooftree.errors import ConfigError, ModelError
+from rooftree.errors import ConfigError, EngineDeadError, ModelError
 from rooftree.kernels.cpu import KV_FORMAT_CODES, CpuRecorder
 from rooftree.models.decoder import decoder, load_weights
 from rooftree.models.rope import rope_tables
@@ -53,17 +53,22 @@ class CPUExecutor:
         if spec.head_dim % 8:
             raise ModelError(f"{checkpoint.path}: head_dim {spec.head_dim} is not a multiple of 8")
         if spec.num_heads > _MAX_QUERIES_PER_KV_HEAD * spec.num_kv_heads:
-            raise ModelError(f"{checkpoint.path}: more than {_MAX_QUERIES_PER_KV_HEAD} query heads per KV head")
+            raise ModelError(
+                f"{checkpoint.path}: more than {_MAX_QUERIES_PER_KV_HEAD} query heads per KV head"
+            )
         self.threads = threads or physical_cores()
         self._spec, self._block_size = spec, block_size
         self._kv_format = KV_FORMAT_CODES[kv_cache_dtype]
-        self._pool = _native.ThreadPool(self.threads)
         recorder = CpuRecorder(
-            self._pool, heads=spec.num_heads, kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
+            _native.ThreadPool(self.threads),
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
         )
         logits = decoder(recorder, spec, load_weights(recorder, spec, checkpoint.tensors))
         recorder.sample(logits)
         cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
+        self._program: _native.Program | None
         self._program, self.activation_bytes = recorder.build(
             self.isa, max_num_batched_tokens, max_num_seqs, cos, sin
         )
@@ -82,14 +87,19 @@ class CPUExecutor:
         spec = self._spec
         try:
             cache = _native.KvCache(
-                spec.num_layers, spec.num_kv_heads, spec.head_dim, self._block_size, self._kv_format, num_blocks
+                spec.num_layers,
+                spec.num_kv_heads,
+                spec.head_dim,
+                self._block_size,
+                self._kv_format,
+                num_blocks,
             )
         except MemoryError:
             gib = num_blocks * self.kv_bytes_per_block / 2**30
             raise ConfigError(
                 f"the system refused {gib:.2f} GiB for {num_blocks} KV blocks; lower --kv-cache-memory"
             ) from None
-        self._program.set_kv_cache(cache)
+        self._open_program().set_kv_cache(cache)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         sampled: list[ScheduledRequest] = []
@@ -99,10 +109,10 @@ class CPUExecutor:
             rows[i] = (row, request.start, request.num_tokens, request.samples, 0)
             if request.samples:
                 sampled.append(request)
-        sampling = self._sampling
+        program, sampling = self._open_program(), self._sampling
         sampling.pack(sampled)
         begin = time.perf_counter()
-        self._program.run(
+        program.run(
             rows,
             self._tables.tokens,
             self._tables.blocks,
@@ -129,13 +139,18 @@ class CPUExecutor:
         return ModelRunnerOutput(tokens, logprobs, errors)
 
     def last_logits(self, num_rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """Logits of the last step's first ``num_rows`` sampled rows, (num_rows, vocab), edited where params say so."""
+        """Logits of the last step's first ``num_rows`` sampled rows, (num_rows, vocab), as its sampling left them."""
         out = np.empty(num_rows * self._spec.vocab_size, np.float32)
-        self._program.copy_logits(out)
+        self._open_program().copy_logits(out)
         return out.reshape(num_rows, self._spec.vocab_size)
 
     def close(self) -> None:
-        """Nothing is held but memory; it goes with the object."""
+        self._program = None  # and with it weights, KV blocks and threads
+
+    def _open_program(self) -> _native.Program:
+        if self._program is None:
+            raise EngineDeadError("the executor is closed")
+        return self._program
 
 
 def _choose_isa(isa: str | None) -> str:

@@ -12,19 +12,21 @@ from rooftree.scheduler.output import ScheduledRequest
 class _Row:
     """A request's place in the tables, and how much of its lists has been copied there."""
 
-    __slots__ = ("block_ids", "index", "num_blocks", "num_tokens")
+    __slots__ = ("block_ids", "index", "num_blocks", "num_tokens", "token_ids")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.num_tokens = 0
         self.num_blocks = 0
+        self.token_ids: list[int] | None = None
         self.block_ids: list[int] | None = None
 
 
 class RequestTables:
     """One row per request, brought up to date with what its lists gained since the last step.
 
-    Rows outlive steps, so a decode step copies one token; when rows run out, those of requests outside the step go.
+    Rows outlive steps, so a decode step copies one token. When rows run out, those of requests outside the step
+    go.
     """
 
     def __init__(self, num_rows: int, max_tokens: int, max_blocks: int) -> None:
@@ -41,6 +43,8 @@ class RequestTables:
                 self._evict(in_step)
             row = self._rows[request.request_id] = _Row(self._free.pop())
         tokens, num_tokens = request.token_ids, len(request.token_ids)
+        if row.token_ids is not tokens:  # another request under the same id
+            row.token_ids, row.num_tokens = tokens, 0
         if row.num_tokens != num_tokens:
             if num_tokens - row.num_tokens == 1:
                 self.tokens[row.index, row.num_tokens] = tokens[-1]

@@ -37,8 +37,8 @@ class SamplingRows:
     def __init__(self, capacity: int) -> None:
         if _ROW.size != _native.SAMPLING_ROW_BYTES or RESULT_DTYPE.itemsize != _native.SAMPLE_RESULT_BYTES:
             raise RuntimeError("the native module does not match this package; install it again")
-        self.rows = np.zeros(capacity * _ROW.size, np.uint8)
-        self._memory = memoryview(self.rows)
+        self._memory = bytearray(capacity * _ROW.size)
+        self.rows: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         self.bias_ids = self.banned_ids = _NOTHING_INT
         self.bias_values = _NOTHING_FLOAT
 
