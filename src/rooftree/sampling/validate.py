@@ -6,7 +6,7 @@ a sampler may rely on every id being in the vocabulary and every number being fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from sys import float_info
 from typing import NamedTuple, NoReturn, TypeGuard
 
@@ -14,7 +14,7 @@ from rooftree.errors import RequestError
 from rooftree.sampling.params import SamplingParams
 
 MAX_STOP_STRINGS = 16
-MAX_TOKEN_ID_LIST = 1024
+MAX_TOKEN_IDS = 1024
 MAX_CHOICES = 128
 _INT64 = 2**63
 
@@ -112,26 +112,26 @@ def _check_lengths(params: SamplingParams) -> None:
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
-    _check_list("stop", params.stop, MAX_STOP_STRINGS)
+    _check_size("stop", params.stop, tuple, MAX_STOP_STRINGS)
     for text in params.stop:
         if not isinstance(text, str) or not text:
             _refuse("stop", text, "strings of at least one character")
     # A stop token is banned while min_tokens holds: there must always be tokens left to choose from.
-    _check_list("stop_token_ids", params.stop_token_ids, min(MAX_TOKEN_ID_LIST, vocab_size // 2))
+    _check_size("stop_token_ids", params.stop_token_ids, tuple, min(MAX_TOKEN_IDS, vocab_size // 2))
     for token in params.stop_token_ids:
         if not _is_token_id(token, vocab_size):
             _refuse("stop_token_ids", token, f"token ids from 0 to {vocab_size - 1}")
 
 
-def _check_list(name: str, values: object, most: int) -> None:
-    if not isinstance(values, tuple | list):
-        _refuse(name, values, "a list")
+def _check_size(name: str, values: object, kind: type[Sized], most: int) -> None:
+    if not isinstance(values, kind):
+        _refuse(name, values, "a mapping" if kind is dict else "a list")
     if len(values) > most:
         raise RequestError(f"{name} has {len(values)} entries; possible: at most {most}.", param=name)
 
 
 def _check_logit_bias(logit_bias: dict[int, float], vocab_size: int) -> None:
-    _check_list("logit_bias", list(logit_bias), MAX_TOKEN_ID_LIST)
+    _check_size("logit_bias", logit_bias, dict, MAX_TOKEN_IDS)
     legal = _Range(-100.0, 100.0, "values from -100 to 100")
     for token, bias in logit_bias.items():
         if not _is_token_id(token, vocab_size):

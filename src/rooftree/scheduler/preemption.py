@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from rooftree.scheduler.request import Request
 
 
-def choose_victim(candidates: Sequence[Request]) -> Request:
+def choose_victim(running: Sequence[Request], needy: Request) -> Request:
     """Whose preemption costs least: of the lowest priority, with the fewest computed tokens, the latest.
 
-    ``candidates`` must be the request in need and those ranked behind it, never one ranked before: so the
-    request ranked first can only be its own victim when it runs alone, and alone every request fits. It
-    makes progress at every step, therefore all others come to their turn too.
+    The choice is among ``needy`` and those ranked behind it, so that no one already scheduled in this step is
+    undone, and never the first of all: it makes progress at every step, so all others come to their turn too,
+    and no two requests can take the same blocks from each other for ever.
+
+    Args:
+        running: all that run, in order of rank; ``needy`` is one of them.
+
+    Returns:
+        The victim; ``needy`` itself where no one else is left.
     """
-    return min(candidates, key=_cost)
+    return min(running[max(1, running.index(needy)) :], key=_cost, default=needy)
 
 
 def _cost(request: Request) -> tuple[int, int, int]:

@@ -171,20 +171,20 @@ class Scheduler:
         num_preemptions = self._num_preemptions
         for request in self._running.copy():
             if request.status is not RequestStatus.RUNNING:
-                continue
+                continue  # It gave way to one ranked before it; those already passed can not be victims.
             if len(request.token_ids) - request.num_computed_tokens > 1:
                 prompts.append(request)
             elif (block_ids := self._grow(request)) is not None:
                 step.add(request, block_ids)
         for request in prompts:
-            if step.budget and request.status is RequestStatus.RUNNING:
+            if step.budget:
                 step.add(request, self.kv_cache.block_ids(request.request_id))
         return self._num_preemptions == num_preemptions
 
     def _grow(self, request: Request) -> list[int] | None:
         """The request's block table with room for one more token, or None if it had to give way itself."""
         while (block_ids := self.kv_cache.allocate_slots(request, 1)) is None:
-            victim = choose_victim(self._running[self._running.index(request) :])
+            victim = choose_victim(self._running, request)
             self._preempt(victim)
             if victim is request:
                 return None
