@@ -36,8 +36,8 @@ def check(**fields: object) -> None:
         ("ignore_eos", [True, False]),
         ("max_tokens", [None, 1, 10**9]),
         ("min_tokens", [0, 5, 10**9]),
-        ("stop", [(), ("x",), ("日",), tuple("abcdefghijklmnop")]),
-        ("stop_token_ids", [(), (0, VOCAB - 1), (5, 5), tuple(range(500))]),
+        ("stop", [(), ("x",), ["x", "y"], ("日",), tuple("abcdefghijklmnop")]),
+        ("stop_token_ids", [(), [3], (0, VOCAB - 1), (5, 5), tuple(range(500))]),
         ("logit_bias", [{}, {0: -100, VOCAB - 1: 100.0}]),
     ],
 )
@@ -98,6 +98,7 @@ def test_a_refusal_says_what_was_asked_and_what_is_possible() -> None:
             {"seed": 2**200},
             "seed is a whole number of 201 bits; possible: a whole number that fits in 64 bits, signed.",
         ),
+        ({"stop": "END"}, "stop is 'END'; possible: a list."),
         ({"stop": tuple("abcdefghijklmnopq")}, "stop has 17 entries; possible: at most 16."),
         (
             {"min_tokens": 9, "max_tokens": 8},

@@ -112,26 +112,26 @@ def _check_lengths(params: SamplingParams) -> None:
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
-    _check_size("stop", params.stop, tuple, MAX_STOP_STRINGS)
+    _check_size("stop", params.stop, (tuple, list), MAX_STOP_STRINGS)
     for text in params.stop:
         if not isinstance(text, str) or not text:
             _refuse("stop", text, "strings of at least one character")
     # A stop token is banned while min_tokens holds: there must always be tokens left to choose from.
-    _check_size("stop_token_ids", params.stop_token_ids, tuple, min(MAX_TOKEN_IDS, vocab_size // 2))
+    _check_size("stop_token_ids", params.stop_token_ids, (tuple, list), min(MAX_TOKEN_IDS, vocab_size // 2))
     for token in params.stop_token_ids:
         if not _is_token_id(token, vocab_size):
             _refuse("stop_token_ids", token, f"token ids from 0 to {vocab_size - 1}")
 
 
-def _check_size(name: str, values: object, kind: type[Sized], most: int) -> None:
-    if not isinstance(values, kind):
-        _refuse(name, values, "a mapping" if kind is dict else "a list")
+def _check_size(name: str, values: object, kinds: tuple[type[Sized], ...], most: int) -> None:
+    if not isinstance(values, kinds):
+        _refuse(name, values, f"a {kinds[-1].__name__}")
     if len(values) > most:
         raise RequestError(f"{name} has {len(values)} entries; possible: at most {most}.", param=name)
 
 
 def _check_logit_bias(logit_bias: dict[int, float], vocab_size: int) -> None:
-    _check_size("logit_bias", logit_bias, dict, MAX_TOKEN_IDS)
+    _check_size("logit_bias", logit_bias, (dict,), MAX_TOKEN_IDS)
     legal = _Range(-100.0, 100.0, "values from -100 to 100")
     for token, bias in logit_bias.items():
         if not _is_token_id(token, vocab_size):
