@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import RunningServer
+from server_rig import RunningServer
 
 CHAT = {
     "model": "tiny",

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from conftest import RunningServer, running_server
 from fake_llm import FakeLLM
+from server_rig import RunningServer, running_server
 
 from rooftree.server.app import ENDPOINTS
 from rooftree.server.config import ServerConfig

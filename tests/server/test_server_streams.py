@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import RunningServer, running_server
 from fake_llm import FakeLLM
+from server_rig import RunningServer, running_server
 
 from rooftree.server.config import ServerConfig
 
