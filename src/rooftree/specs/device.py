@@ -1,0 +1,77 @@
+"""A device as plain numbers: what it can hold, move and compute. Every figure says where it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Arithmetic = Literal["fp32", "fp16", "bf16", "fp8", "fp4", "int8"]
+LinkKind = Literal["nvlink", "nvlink-bridge", "infinity-fabric", "roce", "ici", "neuronlink"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """The direct link between devices, beside PCIe.
+
+    Attributes:
+        kind: what it is; ``nvlink-bridge`` joins pairs only.
+        bytes_per_second: one direction, per device, all its links together.
+        bidirectional_bytes_per_second: both directions, as marketed.
+        max_devices: how many devices reach each other at this rate; None: not stated.
+    """
+
+    kind: LinkKind
+    bytes_per_second: float
+    bidirectional_bytes_per_second: float
+    max_devices: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One accelerator (or CPU).
+
+    Attributes:
+        name, aliases: names by which it is found, case and spaces aside.
+        peak_flops: dense FLOP/s (int8: operations/s) by arithmetic dtype; a dtype that the chip lacks is absent.
+        bandwidth: bytes/s of device memory.
+        memory_bytes: as advertised, in bytes (memory is sold in binary units).
+        driver_memory_bytes: what the driver reports as total; None: not known.
+        link: direct link to other devices; None: PCIe only.
+        pcie_bytes_per_second: one direction; None: not known.
+        tdp_watts, price_per_hour: None: not known. Prices are in the user's currency.
+        decode_bandwidth_fraction, prefill_flops_fraction: (low, high) measured in bf16 matrix products, decode
+            against ``bandwidth`` and prefill against ``peak_flops``; None: not measured.
+        sources: field name -> where the figure is from.
+        certainty: ``high``, ``medium`` or ``low``, and why, where not high.
+        notes: traps.
+    """
+
+    name: str
+    peak_flops: Mapping[str, float]
+    bandwidth: float
+    memory_bytes: int
+    driver_memory_bytes: int | None = None
+    link: LinkSpec | None = None
+    pcie_bytes_per_second: float | None = None
+    tdp_watts: float | None = None
+    price_per_hour: float | None = None
+    decode_bandwidth_fraction: tuple[float, float] | None = None
+    prefill_flops_fraction: tuple[float, float] | None = None
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    certainty: str = "high"
+    notes: str = ""
+
+    @property
+    def total_memory_bytes(self) -> int:
+        """What the driver reports where known, else as advertised."""
+        raise NotImplementedError
+
+    def flops(self, dtype: str) -> float:
+        """Dense peak for arithmetic in that dtype. Raises ConfigError where the chip lacks it."""
+        raise NotImplementedError
+
+    def ridge(self, dtype: str) -> float:
+        """FLOP per byte at which arithmetic and bandwidth take the same time."""
+        raise NotImplementedError
