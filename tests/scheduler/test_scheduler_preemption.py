@@ -77,20 +77,6 @@ def test_resuming_keeps_the_first_report_of_cached_tokens_and_times() -> None:
     assert rig.scheduler.stats().prefix_cache_hits == 4
 
 
-def test_nobody_is_admitted_in_the_step_in_which_someone_gave_way() -> None:
-    rig, _, young = two_that_outgrow_the_pool()
-    rig.add("tiny", 1, max_tokens=1)
-    rig.scheduler.abort("tiny")
-    while young.num_preemptions == 0:
-        rig.add("waiting", 1, max_tokens=1)
-        planned = rig.plan()
-        if young.num_preemptions:
-            assert list(planned) == ["old"]
-        else:
-            rig.step()
-        rig.scheduler.abort("waiting")
-
-
 def test_a_prompt_in_progress_gives_way_before_a_long_answer() -> None:
     rig = Rig(num_blocks=10, block_size=4, max_num_seqs=4, max_num_batched_tokens=5)
     rig.add("old", 4, max_tokens=30)

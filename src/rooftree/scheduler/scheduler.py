@@ -158,17 +158,16 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step: decodes, prompts in progress, new requests. None if nothing is left to do."""
         step = _Step(self.config.max_num_batched_tokens)
-        if self._schedule_running(step):
-            self._admit_waiting(step)
+        self._schedule_running(step)
+        self._admit_waiting(step)
         if not step.requests:
             return None
         total = self.config.max_num_batched_tokens - step.budget
         return SchedulerOutput(step.requests, step.num_scheduled_tokens, total)
 
-    def _schedule_running(self, step: _Step) -> bool:
-        """Schedule those running by rank, decodes first; False if someone had to give way."""
+    def _schedule_running(self, step: _Step) -> None:
+        """Schedule those running by rank, decodes first."""
         prompts: list[Request] = []
-        num_preemptions = self._num_preemptions
         for request in self._running.copy():
             if request.status is not RequestStatus.RUNNING:
                 continue  # It gave way to one ranked before it; those already passed can not be victims.
@@ -179,7 +178,6 @@ class Scheduler:
         for request in prompts:
             if step.budget:
                 step.add(request, self.kv_cache.block_ids(request.request_id))
-        return self._num_preemptions == num_preemptions
 
     def _grow(self, request: Request) -> list[int] | None:
         """The request's block table with room for one more token, or None if it had to give way itself."""
