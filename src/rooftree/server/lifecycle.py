@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rooftree.checkpoint.pull import KNOWN, find_pulled
 from rooftree.engine.async_llm import AsyncLLM
-from rooftree.engine.config import EngineConfig
+from rooftree.engine.config import EngineConfig, check_config
 from rooftree.server.config import ServerConfig
 from rooftree.server.listen import listen
 from rooftree.server.metrics import Metrics
@@ -31,6 +31,7 @@ def serve(engine: EngineConfig, server: ServerConfig, started: float | None = No
         ConfigError, ModelError: why it cannot start.
     """
     started = time.monotonic() if started is None else started
+    check_config(engine)
     listener = listen(server.host, server.port)
     metrics = Metrics((server.served_model_names or (model_name(engine.model),))[0])
     llm = AsyncLLM.start(engine, metrics) if is_local(engine.model) else None
