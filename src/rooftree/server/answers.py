@@ -78,7 +78,7 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, an error being the last one."""
         try:
-            await self._state.inflight.run(receive, self._write(send))
+            await self._state.inflight.run(receive, self._write(send, scope["send_chunk"]))
         except ClientGone:
             log.info("%s aborted: the client left", self._request_id)
             return
@@ -92,13 +92,13 @@ class EventStream:
             await send({"type": "http.response.body", "body": event(error_body(told)), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, send_chunk: Send) -> None:
         async with aclosing(self._events) as events:
             async for data in events:
                 if not self._started:
                     self._started = True
                     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send_chunk({"type": "http.response.body", "body": data, "more_body": True})
 
 
 STREAM_HEADERS = [

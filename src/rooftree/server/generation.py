@@ -61,8 +61,12 @@ async def generate(llm: AsyncLLM, job: Job, tally: Tally) -> AsyncGenerator[list
     async with aclosing(_merged(llm, job)) as news:
         async for prompt, output in news:
             tally.add(prompt, output)
-            _check_sound(output)
+            if output.error is not None:
+                raise RequestError(output.error, status=500, code="generation_failed")
             for choice in output.outputs:
+                # An answer that the engine gave up is an error, not a text that ends somewhere.
+                if choice.finish_reason == "abort":
+                    raise RequestError("the engine gave this request up", status=503, code="aborted")
                 choice.index += prompt * job.params.n
             yield output.outputs
 
@@ -115,11 +119,3 @@ async def _until_all_ended(
             raise item
         else:
             yield item
-
-
-def _check_sound(output: RequestOutput) -> None:
-    """An answer that the engine gave up is an error for the client, not a text that ends somewhere."""
-    if output.error is not None:
-        raise RequestError(output.error, status=500, code="generation_failed")
-    if any(choice.finish_reason in ("abort", "error") for choice in output.outputs):
-        raise RequestError("the engine gave this request up", status=503, code="aborted")

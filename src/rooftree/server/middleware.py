@@ -33,6 +33,8 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
+        # What comes after the start of a response concerns no wrapper; a stream sends its chunks this way.
+        scope["send_chunk"] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
