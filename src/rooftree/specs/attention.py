@@ -40,8 +40,11 @@ class Attention:
     sinks: bool = False
     output_gate: bool = False
     names: tuple[str, str, str, str] = (
-        *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    )  # fmt: skip
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+    )
     norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
 
     @property
@@ -151,7 +154,10 @@ class LatentAttention:
         kv_size = heads * (self.qk_nope_head_dim + self.v_head_dim)
         yield from linear(f"{at}kv_b_proj", kv_size, self.kv_lora_rank, "attention", units=heads)
         yield from linear(
-            *(f"{at}o_proj", hidden, heads * self.v_head_dim, "attention"),
+            f"{at}o_proj",
+            hidden,
+            heads * self.v_head_dim,
+            "attention",
             units=heads,
             bias=self.bias,
             split_input=True,

@@ -33,15 +33,15 @@ class DeviceSpec:
 
     Attributes:
         name, aliases: names by which it is found, case and spaces aside.
-        peak_flops: dense FLOP/s (int8: operations/s) by arithmetic dtype; a dtype that the chip lacks is absent.
+        peak_flops: dense FLOP/s (int8: operations/s) by arithmetic dtype; one that the chip lacks is absent.
         bandwidth: bytes/s of device memory.
         memory_bytes: as advertised, in bytes (memory is sold in binary units).
         driver_memory_bytes: what the driver reports as total; None: not known.
         link: direct link to other devices; None: PCIe only.
         pcie_bytes_per_second: one direction; None: not known.
         tdp_watts, price_per_hour: None: not known. Prices are in the user's currency.
-        decode_bandwidth_fraction, prefill_flops_fraction: (low, high) measured in bf16 matrix products, decode
-            against ``bandwidth`` and prefill against ``peak_flops``; None: not measured.
+        decode_bandwidth_fraction, prefill_flops_fraction: (low, high) measured in bf16 matrix products,
+            decode against ``bandwidth`` and prefill against ``peak_flops``; None: not measured.
         sources: field name -> where the figure is from.
         certainty: ``high``, ``medium`` or ``low``, and why, where not high.
         notes: traps.

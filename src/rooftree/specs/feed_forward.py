@@ -25,9 +25,7 @@ class DenseFeedForward:
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """Its tensors in a model of that width."""
         return tuple(
-            feed_forward(
-                *(self.names, hidden, self.intermediate, "dense"), gated=self.gated, bias=self.bias
-            )
+            feed_forward(self.names, hidden, self.intermediate, "dense", gated=self.gated, bias=self.bias)
         )
 
 
@@ -72,7 +70,10 @@ class ExpertFeedForward:
         if self.router_bias:
             yield Weight(self.router_bias_name, (self.experts,), "router", "bias")
         yield from feed_forward(
-            *(self.names, hidden, self.intermediate, "experts"),
+            self.names,
+            hidden,
+            self.intermediate,
+            "experts",
             gated=self.gated,
             bias=self.bias,
             count=self.experts,
@@ -80,7 +81,10 @@ class ExpertFeedForward:
         )
         if self.shared_intermediate:
             yield from feed_forward(
-                *(self.shared_names, hidden, self.shared_intermediate, "shared"),
+                self.shared_names,
+                hidden,
+                self.shared_intermediate,
+                "shared",
                 gated=self.gated,
                 bias=self.bias,
             )
@@ -109,7 +113,10 @@ def feed_forward(
     before = ""
     for name in up:
         yield from linear(
-            *(name, intermediate, hidden, role),
+            name,
+            intermediate,
+            hidden,
+            role,
             units=intermediate,
             bias=bias,
             continues=name == before,
@@ -118,7 +125,10 @@ def feed_forward(
         )
         before = name
     yield from linear(
-        *(down, hidden, intermediate, role),
+        down,
+        hidden,
+        intermediate,
+        role,
         units=intermediate,
         bias=bias,
         split_input=True,

@@ -1,8 +1,8 @@
 """Layers that keep a state of constant size per sequence: state-space and linear-attention layers.
 
-Each has the same three facts: ``state_elements`` (kept per sequence: the convolution's window and the recurrent
-state, on the device that holds most), ``token_flop`` (FLOP of the recurrence and the convolution for one token;
-the projections are ``linear`` weights and not included) and ``weights``.
+Each has the same three facts: ``state_elements`` (kept per sequence: the convolution's window and the
+recurrent state, on the device that holds most), ``token_flop`` (FLOP of recurrence and convolution for
+one token; the projections are ``linear`` weights and not included) and ``weights``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class Mamba:
 
     def _weights(self, hidden: int) -> Iterator[Weight]:
         at, inner = f"{self.name}.", self.inner
-        yield from linear(
-            f"{at}in_proj", 2 * inner, hidden, "recurrent", units=inner, bias=self.proj_bias
-        )
+        yield from linear(f"{at}in_proj", 2 * inner, hidden, "recurrent", units=inner, bias=self.proj_bias)
         yield from _conv(f"{at}conv1d", inner, self.conv_kernel, inner, bias=self.conv_bias)
         rows = self.dt_rank + 2 * self.state
         yield from linear(f"{at}x_proj", rows, inner, "recurrent", units=inner, split_input=True)
@@ -67,7 +65,10 @@ class Mamba:
         yield Weight(f"{at}A_log", (inner, self.state), "recurrent", "other", units=inner)
         yield Weight(f"{at}D", (inner,), "recurrent", "other", units=inner)
         yield from linear(
-            *(f"{at}out_proj", hidden, inner, "recurrent"),
+            f"{at}out_proj",
+            hidden,
+            inner,
+            "recurrent",
             units=inner,
             bias=self.proj_bias,
             split_input=True,
@@ -115,20 +116,26 @@ class Mamba2:
         rows = ((2 * inner + heads, heads), (shared, self.groups))
         for index, (size, units) in enumerate(rows):
             yield from linear(
-                *(f"{at}in_proj", size, hidden, "recurrent"),
+                f"{at}in_proj",
+                size,
+                hidden,
+                "recurrent",
                 units=units,
                 bias=self.proj_bias,
                 continues=index > 0,
             )
         for index, (size, units) in enumerate(((inner, heads), (shared, self.groups))):
             yield from _conv(
-                *(f"{at}conv1d", size, self.conv_kernel, units), bias=self.conv_bias, continues=index > 0
+                f"{at}conv1d", size, self.conv_kernel, units, bias=self.conv_bias, continues=index > 0
             )
         for name in ("dt_bias", "A_log", "D"):
             yield Weight(f"{at}{name}", (heads,), "recurrent", "other", units=heads)
         yield Weight(f"{at}norm.weight", (inner,), "recurrent", "norm", units=heads)
         yield from linear(
-            *(f"{at}out_proj", hidden, inner, "recurrent"),
+            f"{at}out_proj",
+            hidden,
+            inner,
+            "recurrent",
             units=heads,
             bias=self.proj_bias,
             split_input=True,
@@ -191,7 +198,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class LightningAttention:
-    """Linear attention with a fixed decay per head (MiniMax-Text-01): head_dim x head_dim numbers per head."""
+    """Linear attention with a fixed decay (MiniMax-Text-01): head_dim x head_dim numbers per head."""
 
     num_heads: int
     head_dim: int

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 WeightKind = Literal["linear", "embedding", "norm", "bias", "conv", "other"]
 Role = Literal["embedding", "head", "attention", "recurrent", "dense", "router", "experts", "shared", "norm"]
-ROLES: tuple[Role, ...] = (
-    *("embedding", "head", "attention", "recurrent", "dense", "router", "experts", "shared", "norm"),
-)  # fmt: skip
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)

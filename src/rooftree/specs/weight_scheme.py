@@ -1,63 +1,103 @@
-"""How weights are stored: a format per tensor, with its scales, and which tensors have which format."""
+"""Which tensor of a model is stored in which format."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from rooftree.specs.weight import Weight
+from rooftree.errors import ConfigError
+from rooftree.specs.weight import Role, Weight
+from rooftree.specs.weight_format import FORMATS, WeightFormat
 
+# Roles whose linear weights a quantised checkpoint quantises unless it says otherwise; routers it leaves.
+QUANTISED_ROLES: frozenset[Role] = frozenset({"attention", "recurrent", "dense", "experts", "shared"})
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """Elements of ``bits`` bits, and numbers kept per block of them.
-
-    Attributes:
-        name: as in ``FORMATS`` (``bf16``, ``fp8-block``, ``mxfp4``, ``q4_1``, ...).
-        bits: bits of one element as packed.
-        arithmetic: the dtype in which its matrix products run where the chip has it (``bf16`` for weight-only
-            formats; ``fp8``, ``int8``, ``fp4`` where activations are quantised as well).
-        block: (rows, columns) that share scales; 0 means all of them: (0, 0) per tensor, (1, 0) per output
-            channel, (1, 128) per group, (128, 128) per block.
-        block_bits: bits kept for each block (scales, zeros, minima).
-        column_bytes, tensor_bytes: bytes kept for each input column (GPTQ's g_idx) and for each tensor.
-    """
-
-    name: str
-    bits: int
-    arithmetic: str
-    block: tuple[int, int] = (0, 0)
-    block_bits: int = 0
-    column_bytes: int = 0
-    tensor_bytes: int = 0
-
-    def bytes_of(self, shape: tuple[int, ...]) -> int:
-        """Bytes of one tensor of that shape, scales included."""
-        raise NotImplementedError
+_GGML = tuple(name for name in FORMATS if re.match(r"i?q\d|tq", name))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
     """Which tensor is stored in which format.
 
+    Rules, first match wins: ``exact``, ``overrides``, ``ignore``, ``embedding`` and ``head``, then ``linear``
+    for linear weights of attention, recurrent and feed-forward parts, and ``rest`` for all others (norms,
+    biases, routers). Experts of one layer that share a name share a format.
+
     Attributes:
         name: for people and for ``--weight-dtype``.
-        linear: format of linear weights inside the layers.
-        rest: format of everything else (norms, biases, embedding, head, and linear weights that are ignored).
-        ignore: module names or ``re:`` patterns that keep ``rest``.
-        overrides: (pattern, format) pairs, first match wins, before all other rules.
+        linear, rest: see above.
+        embedding, head: formats of these two, where not ``rest``.
+        ignore: regular expressions; linear modules that one of them matches entirely are ``rest``.
+        overrides: (regular expression, format) pairs, matched in the same way.
+        exact: full tensor names and their formats (GGUF files state each).
     """
 
     name: str
     linear: WeightFormat
     rest: WeightFormat
+    embedding: WeightFormat | None = None
+    head: WeightFormat | None = None
     ignore: tuple[str, ...] = ()
     overrides: tuple[tuple[str, WeightFormat], ...] = ()
+    exact: Mapping[str, WeightFormat] = field(default_factory=dict, hash=False)
 
-    def format_of(self, path: str, weight: Weight) -> WeightFormat:
-        """The format of a tensor; ``path`` is its full module name in the checkpoint."""
-        raise NotImplementedError
+    def format_of(self, prefix: str, weight: Weight) -> WeightFormat:
+        """The format of a tensor; ``prefix`` is what the checkpoint puts before its name."""
+        stored = self._format(prefix, weight)
+        columns = stored.block[1]
+        if stored.fallback is not None and weight.shape[-1] % columns:
+            return FORMATS[stored.fallback]
+        return stored
+
+    def _format(self, prefix: str, weight: Weight) -> WeightFormat:
+        if self.exact:
+            known = self.exact.get(prefix + weight.name)
+            if known is not None:
+                return known
+        if weight.kind not in ("linear", "embedding"):
+            return self.rest
+        if self.overrides or self.ignore:
+            module = prefix + weight.module.replace("{}", "0")
+            for pattern, override in self.overrides:
+                if _compiled(pattern).fullmatch(module):
+                    return override
+            if self.ignore and _compiled("|".join(f"(?:{p})" for p in self.ignore)).fullmatch(module):
+                return self.rest
+        if weight.role == "embedding":
+            return self.embedding or self.rest
+        if weight.role == "head":
+            return self.head or self.rest
+        return self.linear if weight.role in QUANTISED_ROLES else self.rest
 
 
-def named_scheme(name: str) -> WeightScheme:
-    """The scheme that ``--weight-dtype NAME`` means. Raises ConfigError listing the names."""
-    raise NotImplementedError
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def uniform(dtype: str) -> WeightScheme:
+    """Every tensor in one element type."""
+    return WeightScheme(dtype, FORMATS[dtype], FORMATS[dtype])
+
+
+def named_scheme(name: str, rest: str = "bf16") -> WeightScheme:
+    """The scheme that ``--weight-dtype NAME`` means.
+
+    ``fp32``, ``fp16``, ``bf16``: every tensor. ggml's block formats: as llama.cpp's pure files store them
+    (embedding in the format, an untied head in q6_k, or q8_0 for q8_0; norms, biases and routers in fp32).
+    All others: linear weights inside the layers; embedding, head, norms and routers in ``rest``.
+
+    Raises:
+        ConfigError: there is no such scheme; the message lists the names.
+    """
+    stored = FORMATS.get(name)
+    if stored is None:
+        raise ConfigError(f"weight dtype {name!r} is not known; known are {', '.join(FORMATS)}")
+    if name in ("fp32", "fp16", "bf16"):
+        return uniform(name)
+    if name in _GGML:
+        head = FORMATS["q8_0" if name == "q8_0" else "q6_k"]
+        return WeightScheme(name, stored, FORMATS["fp32"], embedding=stored, head=head)
+    return WeightScheme(name, stored, FORMATS[rest])
