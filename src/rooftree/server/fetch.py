@@ -8,8 +8,6 @@ import logging
 import threading
 import time
 
-from rooftree.checkpoint.open import open_checkpoint
-
 log = logging.getLogger("rooftree.server")
 
 _REPORT_SECONDS = 2.0
@@ -39,6 +37,9 @@ async def fetch(model: str) -> None:
             log.info("fetching %s: %d of %d MB", model, num_bytes // 10**6, total // 10**6)
 
     def work() -> None:
+        # Where nothing is fetched, this import would only delay the first answer.
+        from rooftree.checkpoint.open import open_checkpoint
+
         error: Exception | None = None
         try:
             open_checkpoint(model, progress=progress)

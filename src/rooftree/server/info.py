@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rooftree import __version__
-from rooftree.server.answers import ErrorAnswer, JsonAnswer
+from rooftree.server.answers import JsonAnswer
+from rooftree.server.errors import error_body
 from rooftree.server.exposition import Exposition
 from rooftree.server.protocol import ModelCard, ModelList
 from rooftree.server.requests import state_of
@@ -34,7 +35,8 @@ async def health(request: Request) -> JsonAnswer:
     state = state_of(request)
     phase = state.phase
     if phase != "READY":
-        return ErrorAnswer(state, not_ready(phase))
+        # Not an ``ErrorAnswer``: a probe is no request that was refused.
+        return JsonAnswer(error_body(not_ready(phase)), 503)
     return JsonAnswer({"status": "ready"})
 
 

@@ -89,6 +89,10 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: None = None
     audio: None = None
     function_call: None = None
+    annotations: list[None] | None = None
+
+
+TEMPLATE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
 class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -297,5 +301,5 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 def to_template(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates read it: absent fields left out."""
-    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    fields = {name: getattr(message, name) for name in TEMPLATE_FIELDS}
     return {name: msgspec.to_builtins(value) for name, value in fields.items() if value is not None}

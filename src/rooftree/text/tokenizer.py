@@ -83,7 +83,8 @@ class Tokenizer:
             RequestError: the text is not valid Unicode, or has tokens for which the model has no embedding.
         """
         try:
-            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            # Unlike ``encode``, this one lets other threads run meanwhile.
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except Exception as error:
             raise RequestError(_why_not_encoded(text, error), param=param) from error
         if ids and max(ids) >= self.vocab_size:
