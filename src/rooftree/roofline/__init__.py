@@ -1,0 +1,1 @@
+"""The cost model: a step of the engine as FLOP, bytes and seconds, and the memory that serving takes."""

@@ -1,0 +1,176 @@
+"""The seconds of one step on a device, and the limit that binds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+from rooftree.errors import ConfigError
+from rooftree.roofline.efficiency import PEAK, Efficiency
+from rooftree.roofline.work import PartWork, StepWork
+from rooftree.specs.device import DeviceSpec
+
+Limit = Literal["bandwidth", "arithmetic", "interconnect", "overhead"]
+
+# Where a chip lacks an arithmetic, weights in it are unpacked to the next that it has.
+_INSTEAD = {
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "fp32"),
+    "fp16": ("bf16", "fp32"),
+    "fp32": ("bf16", "fp16"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """Seconds of one part, and whether bytes or FLOP set them."""
+
+    name: str
+    seconds: float
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, part by part.
+
+    Attributes:
+        seconds: of the whole step.
+        parts: every part, interconnect and overheads among them; their seconds add up to ``seconds``.
+        binding: the limit under which most of the time goes by.
+        bandwidth_fraction, arithmetic_fraction: bytes and FLOP of the step over what the device's published
+            rates could have moved and computed in that time.
+        pipeline_idle: share of the time for which a pipeline's stages wait for micro-batches.
+    """
+
+    seconds: float
+    parts: tuple[PartTime, ...]
+    binding: Limit
+    bandwidth_fraction: float
+    arithmetic_fraction: float
+    pipeline_idle: float = 0.0
+
+    def by_limit(self) -> dict[Limit, float]:
+        """Seconds under each limit."""
+        sums: dict[Limit, float] = dict.fromkeys(("bandwidth", "arithmetic", "interconnect", "overhead"), 0.0)
+        for part in self.parts:
+            sums[part.limit] += part.seconds
+        return sums
+
+
+def step_time(work: StepWork, device: DeviceSpec, efficiency: Efficiency = PEAK) -> StepTime:
+    """Seconds of a step.
+
+    Kernels of one kind follow those of another, and each kind takes the longer of its bytes over bandwidth
+    and its FLOP over the arithmetic rate; all-reduces and fixed costs are added. So the sum is never below
+    the roofline max(FLOP / peak, bytes / bandwidth) of the whole step.
+
+    Raises:
+        ConfigError: several devices, and no link between them is known.
+    """
+    parts = [_part_time(part, device, efficiency) for part in work.parts if part.bytes or part.flop]
+    if work.devices > 1 or work.stages > 1:
+        parts.append(PartTime("interconnect", link_seconds(work, device, efficiency), "interconnect"))
+    parts.append(PartTime("overhead", overhead_seconds(work, efficiency), "overhead"))
+    parts = _merged(parts)
+    seconds = sum(part.seconds for part in parts)
+    busy = max(seconds, 1e-12) * work.stages / work.micro_batches
+    return StepTime(
+        seconds=seconds,
+        parts=tuple(parts),
+        binding=_binding(parts),
+        bandwidth_fraction=work.bytes / device.bandwidth / busy,
+        arithmetic_fraction=sum(part.flop / arithmetic_rate(device, part.arithmetic) for part in work.parts)
+        / busy,
+        pipeline_idle=1.0 - work.micro_batches / work.stages,
+    )
+
+
+def arithmetic_rate(device: DeviceSpec, dtype: str) -> float:
+    """Dense peak FLOP/s for weights of that arithmetic: in the dtype itself, or the next that the chip has.
+
+    Raises:
+        ConfigError: the chip has none of them.
+    """
+    for name in (dtype, *_INSTEAD.get(dtype, ())):
+        rate = device.peak_flops.get(name)
+        if rate is not None:
+            return rate
+    raise ConfigError(f"{device.name} has no arithmetic for {dtype} weights, nor a wider one")
+
+
+def link_rate(device: DeviceSpec, devices: int) -> float:
+    """Bytes/s in one direction, per device, between ``devices`` devices: the direct link, else PCIe.
+
+    Raises:
+        ConfigError: neither is known.
+    """
+    link = device.link
+    if link is not None and devices <= (link.max_devices or devices):
+        return link.bytes_per_second
+    if device.pcie_bytes_per_second is not None:
+        return device.pcie_bytes_per_second
+    raise ConfigError(
+        f"no link between {devices} devices of {device.name} is known: plan one device per replica, or state "
+        "link or pcie_bytes_per_second in your device file"
+    )
+
+
+def link_seconds(work: StepWork, device: DeviceSpec, efficiency: Efficiency) -> float:
+    """All-reduces of the tensor group (a ring moves 2(n-1)/n of the message) and hops of the pipeline."""
+    n, seconds = work.devices, 0.0
+    if work.all_reduces:
+        moved = 2 * (n - 1) / n * work.message_bytes / (link_rate(device, n) * efficiency.link)
+        seconds += work.all_reduces * (efficiency.all_reduce_seconds + moved)
+    if work.stages > 1:
+        hop = work.message_bytes / (link_rate(device, n * work.stages) * efficiency.link)
+        seconds += (work.stages - 1) * (efficiency.all_reduce_seconds + hop)
+    return seconds
+
+
+def overhead_seconds(work: StepWork, efficiency: Efficiency) -> float:
+    """Fixed costs of the step, its layers and its requests."""
+    return (
+        efficiency.step_seconds
+        + efficiency.layer_seconds * work.layers
+        + efficiency.expert_layer_seconds * work.expert_layers
+        + efficiency.request_seconds * work.sequences
+    )
+
+
+def part_rates(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> tuple[float, float]:
+    """Bytes/s and FLOP/s that a part reaches."""
+    rate = arithmetic_rate(device, part.arithmetic)
+    if part.name in ("decode attention", "prefill attention", "recurrence"):
+        return device.bandwidth * efficiency.kv_bandwidth, rate * efficiency.attention_arithmetic
+    factor = efficiency.experts if part.name == "experts" else 1.0
+    return (
+        device.bandwidth * efficiency.weight_bandwidth * factor,
+        rate * efficiency.arithmetic * factor,
+    )
+
+
+def _part_time(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> PartTime:
+    bandwidth, rate = part_rates(part, device, efficiency)
+    memory, arithmetic = part.bytes / bandwidth, part.flop / rate
+    if memory >= arithmetic:
+        return PartTime(part.name, memory, "bandwidth")
+    return PartTime(part.name, arithmetic, "arithmetic")
+
+
+def _merged(parts: list[PartTime]) -> list[PartTime]:
+    """Parts of the same name and limit as one."""
+    sums: dict[tuple[str, Limit], float] = defaultdict(float)
+    for part in parts:
+        sums[part.name, part.limit] += part.seconds
+    return [PartTime(name, seconds, limit) for (name, limit), seconds in sums.items()]
+
+
+def _binding(parts: list[PartTime]) -> Limit:
+    sums: dict[Limit, float] = defaultdict(float)
+    for part in parts:
+        sums[part.limit] += part.seconds
+    return max(sums, key=lambda limit: sums[limit])
