@@ -11,7 +11,7 @@ import rooftree
 # Highest first; floors in one entry may not import each other.
 FLOORS: list[set[str]] = [
     {"cli"},
-    {"server"},
+    {"server", "planner"},
     {"bench"},
     {"engine"},
     {"scheduler"},
@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
     {"models"},
     {"sampling", "kernels"},
     {"checkpoint", "text"},
+    {"roofline"},
     {"specs"},
     {"errors", "_native"},
 ]
@@ -42,7 +43,9 @@ def rooftree_imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name.startswith("rooftree."))
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             if node.module == "rooftree":
-                yield from (f"rooftree.{alias.name}" for alias in node.names if not alias.name.startswith("__"))
+                yield from (
+                    f"rooftree.{alias.name}" for alias in node.names if not alias.name.startswith("__")
+                )
             elif node.module.startswith("rooftree."):
                 yield node.module
 
