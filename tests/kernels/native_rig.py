@@ -1,0 +1,111 @@
+"""Native step programs of a few ops: sampling of chosen logits, and ops on chosen rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rooftree import _native
+from rooftree.checkpoint.base import DType, Tensor
+from rooftree.checkpoint.formats import quantize
+from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
+from rooftree.kernels.cpu import CpuRecorder, CpuValue
+from rooftree.kernels.ops import Floats
+from rooftree.kernels.reference_sampler import Sample
+from rooftree.sampling.params import SamplingParams
+from rooftree.scheduler.output import ScheduledRequest
+
+GREEDY = SamplingParams(temperature=0.0)
+ISAS = _native.supported_isas()
+
+
+def tensor(name: str, values: np.ndarray, dtype: DType = "F32") -> Tensor:
+    """A tensor in memory, rounded to a storage format."""
+    return Tensor(name, values.shape, dtype, quantize(dtype, values), "test")
+
+
+def asked(
+    params: SamplingParams,
+    output: Sequence[int],
+    *,
+    prompt: Sequence[int] = (),
+    seed: int = 0,
+    banned: tuple[int, ...] = (),
+    request_id: str = "r",
+) -> ScheduledRequest:
+    """A request whose last token alone is computed in the step; block 0 is its whole table."""
+    tokens = [*prompt, *output]
+    return ScheduledRequest(
+        request_id, tokens, len(prompt), len(tokens) - 1, 1, [0], True, params, seed, banned
+    )
+
+
+class RowProgram:
+    """A program over a table of float32 rows: token i of a step enters as row ``token_ids[i]`` of the table.
+
+    ``body`` records ops from the rows to what is sampled; no op may need attention.
+    """
+
+    def __init__(
+        self,
+        rows: Floats,
+        body: Callable[[CpuRecorder, CpuValue], CpuValue] = lambda ops, x: x,
+        *,
+        isa: str = ISAS[0],
+        threads: int = 1,
+        max_tokens: int = 128,
+    ) -> None:
+        self._max_tokens = max_tokens
+        recorder = CpuRecorder(_native.ThreadPool(threads), heads=1, kv_heads=1, head_dim=8)
+        x = body(recorder, recorder.embed(recorder.matrix(tensor("rows", rows))))
+        logits = recorder.select_sampled(x)
+        recorder.sample(logits)
+        self.columns = logits.columns
+        angles = np.zeros((1, 4), np.float32)
+        self.program, _ = recorder.build(isa, max_tokens, max_tokens, angles, angles)
+        self.program.set_kv_cache(_native.KvCache(1, 1, 8, 16, 0, 1))
+
+    def compute(self, token_ids: Sequence[int]) -> Floats:
+        """What the body makes of these rows, (tokens, columns), in one step."""
+        self.sample([asked(GREEDY, [token]) for token in token_ids])
+        return self.logits(len(token_ids))
+
+    def logits(self, num_rows: int) -> Floats:
+        """The sampled rows of the last step, as the sampler's edits left them."""
+        out = np.empty(num_rows * self.columns, np.float32)
+        self.program.copy_logits(out)
+        return out.reshape(num_rows, self.columns)
+
+    def sample(self, requests: Sequence[ScheduledRequest]) -> list[Sample | None]:
+        """One step in which each request computes its last token and samples; None: the native error."""
+        longest = max(len(request.token_ids) for request in requests)
+        tokens = np.zeros((len(requests), longest), np.int32)
+        steps = np.zeros((len(requests), 5), np.int32)
+        for i, request in enumerate(requests):
+            tokens[i, : len(request.token_ids)] = request.token_ids
+            steps[i] = (i, request.start, 1, 1, 0)
+        packed = SamplingRows(len(requests))
+        packed.pack(list(requests))
+        results = np.zeros(len(requests), RESULT_DTYPE)
+        self.program.run(
+            steps,
+            tokens,
+            np.zeros((len(requests), 1), np.int32),
+            packed.rows,
+            packed.bias_ids,
+            packed.bias_values,
+            packed.banned_ids,
+            results.view(np.uint8).reshape(-1),
+        )
+        return [_sample(request, result) for request, result in zip(requests, results, strict=True)]
+
+
+def _sample(request: ScheduledRequest, result: np.void) -> Sample | None:
+    token, n = int(result["token"]), int(result["num_top"])
+    if token < 0:
+        return None
+    if request.params.logprobs is None:
+        return Sample(token)
+    top_ids, top_logprobs = result["top_ids"][:n].tolist(), result["top_logprobs"][:n].tolist()
+    return Sample(token, float(result["logprob"]), int(result["rank"]), tuple(top_ids), tuple(top_logprobs))
