@@ -1,0 +1,1 @@
+"""Capacity before buying: what fits, how fast it answers, what binds, and what it costs."""
