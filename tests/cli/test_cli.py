@@ -127,8 +127,8 @@ class Terminal:
     def expect(self, text: str, *, interrupt: bool = False) -> str:
         """Wait until ``text`` is shown; everything since the last call.
 
-        ``interrupt`` presses Ctrl-C, and again each second: Python's line editor misses one that comes while it
-        is about to wait.
+        ``interrupt`` presses Ctrl-C, and again each second: Python's line editor misses one that comes while
+        it is about to wait.
         """
         deadline = time.monotonic() + 30
         while text not in self.seen:
