@@ -41,10 +41,12 @@ class ExpertFeedForward:
         gated: experts have three matrices (gate, up, down), not two.
         bias: experts have biases.
         router_bias: the router has a number per expert, in its logits or only to balance the choice.
+        latent: width that routed experts work in, between two projections; 0: the model's (Nemotron 3).
         names: modules of a routed expert (see ``DenseFeedForward``), ``{}`` for its number; stacked experts
             have none.
         shared_names: the same for the shared experts.
         router, shared_gate_name, router_bias_name: the router's module, the shared gate's, the bias's tensor.
+        latent_names: modules of the projections into the latent width and out of it.
     """
 
     experts: int
@@ -55,11 +57,13 @@ class ExpertFeedForward:
     gated: bool = True
     bias: bool = False
     router_bias: bool = False
+    latent: int = 0
     names: tuple[str, ...] = tuple(f"mlp.experts.{{}}.{name}" for name in GATED)
     shared_names: tuple[str, ...] = tuple(f"mlp.shared_experts.{name}" for name in GATED)
     router: str = "mlp.gate"
     shared_gate_name: str = "mlp.shared_expert_gate"
     router_bias_name: str = "mlp.gate.e_score_correction_bias"
+    latent_names: tuple[str, str] = ("mixer.fc1_latent_proj", "mixer.fc2_latent_proj")
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """Its tensors in a model of that width."""
@@ -69,9 +73,13 @@ class ExpertFeedForward:
         yield from linear(self.router, self.experts, hidden, "router")
         if self.router_bias:
             yield Weight(self.router_bias_name, (self.experts,), "router", "bias")
+        if self.latent:
+            into, out = self.latent_names
+            yield from linear(into, self.latent, hidden, "shared")
+            yield from linear(out, hidden, self.latent, "shared")
         yield from feed_forward(
             self.names,
-            hidden,
+            self.latent or hidden,
             self.intermediate,
             "experts",
             gated=self.gated,
