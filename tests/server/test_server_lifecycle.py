@@ -174,3 +174,22 @@ def test_the_listening_socket() -> None:
             listen("127.0.0.1", listener.getsockname()[1])
     with pytest.raises(ConfigError, match=r"--host nowhere\.invalid"):
         listen("nowhere.invalid", 0)
+
+
+def test_a_download_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An index that takes the connection and never answers.
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/")
+        monkeypatch.setenv("ROOFTREE_CACHE", str(tmp_path / "cache"))
+        with ServeProcess(tmp_path, "smollm2") as server:
+            index.settimeout(20)
+            connection, _ = index.accept()
+            with connection:
+                response = server.http.get("/v1/models")
+                assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
+                children = server.children()
+                assert children
+                server.process.terminate()
+                assert server.wait(5) == 0
+                assert_gone(server, children)
+            assert "Traceback" not in server.log

