@@ -4,7 +4,6 @@
 #include "simd/avx2.h"
 
 #include "kernels.h"
-#include "quantised_row.h"
 
 namespace rooftree::avx2 {
 
@@ -13,77 +12,151 @@ static inline __m256 load_halves(const uint8_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// Eight of the tile's rows for one block of 32 inputs, unpacked once for several tokens.
-template <bool kMin>
-struct Q4 {
-    static constexpr Format format = kMin ? Format::Q4_1 : Format::Q4_0;
-    static constexpr bool has_min = kMin;
-    static constexpr int header = kMin ? 64 : 32;
-    __m256i w[8];
+static inline __m256 load_bytes(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+static inline __m256 load_signed_bytes(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 
-    Q4(const uint8_t* step, int half) {
+// 32 bits as 32 bytes, 16 where set.
+static inline __m256i spread_fifth_bits(const uint8_t* p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, 4);
+    const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), which);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+    return _mm256_and_si256(set, _mm256_set1_epi8(16));
+}
+
+// Eight of the tile's rows for one step of 32 inputs, unpacked once for several tokens.
+template <Format kFormat>
+struct Step {
+    static constexpr TileLayout layout = tile_layout(kFormat);
+    static constexpr bool has_minimum = layout.header == 64 || kFormat == Format::Q4_K || kFormat == Format::Q5_K;
+    static constexpr int parts = kFormat == Format::Q6_K ? 2 : 1;  // stretches of inputs with a scale of their own
+    // Products of a weight pair and an input pair that 16 bits hold: 2 * 127 * (2^bits - 1) each.
+    static constexpr int adds = layout.bits == 4 ? 8 : layout.bits == 5 ? 4 : 2;
+    __m256i w[8];
+    __m256 scale[parts], minimum;
+
+    Step(const uint8_t* tile, int64_t s, int half) {
+        const uint8_t* step = layout.step(tile, s);
+        load_scales(layout.super(tile, s) + 16 * half, step, half);
+        const uint8_t* weights = step + layout.header + 32 * half;
         const __m256i mask = _mm256_set1_epi8(15);
         ROOFTREE_UNROLL
         for (int g = 0; g < 4; g++) {
-            const __m256i bytes = load256(step + header + 64 * g + 32 * half);
+            const __m256i bytes = load256(weights + 64 * g);
             w[g] = _mm256_and_si256(bytes, mask);
             w[g + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
         }
+        if constexpr (layout.bits == 5) {
+            const uint8_t* fifth = step + layout.header + 256 + 4 * half;
+            ROOFTREE_UNROLL
+            for (int u = 0; u < 8; u++) w[u] = _mm256_or_si256(w[u], spread_fifth_bits(fifth + 8 * u));
+        }
+        if constexpr (layout.bits == 6) {
+            const __m256i pair = _mm256_set1_epi8(0x30);
+            ROOFTREE_UNROLL
+            for (int h = 0; h < 2; h++) {
+                const __m256i high = load256(weights + 256 + 64 * h);
+                w[4 * h] = _mm256_or_si256(w[4 * h], _mm256_and_si256(_mm256_slli_epi16(high, 4), pair));
+                w[4 * h + 1] = _mm256_or_si256(w[4 * h + 1], _mm256_and_si256(_mm256_slli_epi16(high, 2), pair));
+                w[4 * h + 2] = _mm256_or_si256(w[4 * h + 2], _mm256_and_si256(high, pair));
+                w[4 * h + 3] = _mm256_or_si256(w[4 * h + 3], _mm256_and_si256(_mm256_srli_epi16(high, 2), pair));
+            }
+        }
     }
 
-    // Eight products of a nibble pair and an input pair, at most 8 * 2 * 15 * 127 = 30,480, fit 16 bits.
-    __m256i dot(const int8_t* q, int32_t negated) const {
-        __m256i sum = _mm256_maddubs_epi16(w[0], _mm256_set1_epi32(four_inputs(q)));
+    void load_scales(const uint8_t* super, const uint8_t* step, int half) {
+        minimum = _mm256_setzero_ps();
+        if constexpr (kFormat == Format::Q6_K) {
+            scale[0] = _mm256_mul_ps(load_halves(super), load_signed_bytes(step + 8 * half));
+            scale[parts - 1] = _mm256_mul_ps(load_halves(super), load_signed_bytes(step + 16 + 8 * half));
+        } else if constexpr (is_k_quant(kFormat)) {
+            scale[0] = _mm256_mul_ps(load_halves(super), load_bytes(step + 8 * half));
+            minimum = _mm256_sub_ps(minimum, _mm256_mul_ps(load_halves(super + 32), load_bytes(step + 16 + 8 * half)));
+        } else {
+            scale[0] = load_halves(step + 16 * half);
+            if constexpr (has_minimum) minimum = load_halves(step + 32 + 16 * half);
+        }
+    }
+
+    // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated`: -sum of the inputs.
+    __m256i dot(const int8_t* q, int begin, int end, int32_t negated) const {
+        __m256i sum = _mm256_setzero_si256();
+        if constexpr (weight_offset(kFormat) != 0)
+            sum = _mm256_slli_epi32(_mm256_set1_epi32(negated), __builtin_ctz(weight_offset(kFormat)));
         ROOFTREE_UNROLL
-        for (int g = 1; g < 8; g++)
-            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[g], _mm256_set1_epi32(four_inputs(q + 4 * g))));
-        const __m256i isum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-        return kMin ? isum : _mm256_add_epi32(isum, _mm256_slli_epi32(_mm256_set1_epi32(negated), 3));
+        for (int u = begin; u < end; u += adds) {
+            __m256i words = _mm256_maddubs_epi16(w[u], _mm256_set1_epi32(four_inputs(q + 4 * u)));
+            ROOFTREE_UNROLL
+            for (int v = u + 1; v < u + adds; v++)
+                words = _mm256_add_epi16(words, _mm256_maddubs_epi16(w[v], _mm256_set1_epi32(four_inputs(q + 4 * v))));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+        }
+        return sum;
     }
 };
 
-// Signed weights: |w| times the input carrying w's sign. A pair reaches 2 * 128 * 127 = 32,512: widened at once.
-struct Q8 {
-    static constexpr Format format = Format::Q8_0;
-    static constexpr bool has_min = false;
+// Eight-bit weights, signed: |w| times the input carrying w's sign. A pair reaches 2 * 128 * 127 = 32,512: widened
+// at once.
+template <>
+struct Step<Format::Q8_0> {
+    static constexpr bool has_minimum = false;
+    static constexpr int parts = 1;
     const uint8_t* bytes;
+    __m256 scale[1], minimum;
 
-    Q8(const uint8_t* step, int half) : bytes(step + 32 + 32 * half) {}
+    Step(const uint8_t* tile, int64_t s, int half) {
+        const uint8_t* step = tile_layout(Format::Q8_0).step(tile, s);
+        bytes = step + 32 + 32 * half;
+        scale[0] = load_halves(step + 16 * half);
+        minimum = _mm256_setzero_ps();
+    }
 
-    __m256i dot(const int8_t* q, int32_t) const {
+    __m256i dot(const int8_t* q, int, int, int32_t) const {
         __m256i sum = _mm256_setzero_si256();
         ROOFTREE_UNROLL
-        for (int g = 0; g < 8; g++) {
-            const __m256i w = _mm256_xor_si256(load256(bytes + 64 * g), _mm256_set1_epi8(-128));
-            const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(q + 4 * g)), w);
+        for (int u = 0; u < 8; u++) {
+            const __m256i w = _mm256_xor_si256(load256(bytes + 64 * u), _mm256_set1_epi8(-128));
+            const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(q + 4 * u)), w);
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), x), _mm256_set1_epi16(1)));
         }
         return sum;
     }
 };
 
-template <typename Q, int T, int kHalves>
+template <Format kFormat, int T, int kHalves>
 static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_half, const uint8_t* x, size_t stride, float* out) {
+    using Weights = Step<kFormat>;
     __m256 acc[kHalves][T];
     ROOFTREE_UNROLL
     for (int h = 0; h < kHalves; h++)
         ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) acc[h][t] = _mm256_setzero_ps();
-    const size_t step_bytes = tile_step_bytes(Q::format);
     for (int64_t s = 0; s < k / kBlock; s++) {
-        const uint8_t* step = tile + s * step_bytes;
         ROOFTREE_UNROLL
         for (int h = 0; h < kHalves; h++) {
-            const int half = first_half + h;
-            const Q weights(step, half);
-            const __m256 scale = load_halves(step + 16 * half);
+            const Weights weights(tile, s, first_half + h);
             ROOFTREE_UNROLL
             for (int t = 0; t < T; t++) {
                 const QuantisedRow row(x + t * stride, k);
-                const __m256 isum = _mm256_cvtepi32_ps(weights.dot(row.q + s * kBlock, row.negated[s]));
-                acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(isum, _mm256_broadcast_ss(row.scale + s)), scale, acc[h][t]);
-                if (Q::has_min)
-                    acc[h][t] = _mm256_fmadd_ps(load_halves(step + 32 + 16 * half), _mm256_broadcast_ss(row.sum + s), acc[h][t]);
+                const int8_t* q = row.q + s * kBlock;
+                const __m256 input_scale = _mm256_broadcast_ss(row.scale + s);
+                if constexpr (Weights::parts == 1) {
+                    const __m256 isum = _mm256_cvtepi32_ps(weights.dot(q, 0, 8, row.negated[s]));
+                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(isum, input_scale), weights.scale[0], acc[h][t]);
+                } else {
+                    const __m256 first = _mm256_cvtepi32_ps(weights.dot(q, 0, 4, row.negated_first[s]));
+                    const __m256 second = _mm256_cvtepi32_ps(weights.dot(q, 4, 8, row.negated[s] - row.negated_first[s]));
+                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(first, input_scale), weights.scale[0], acc[h][t]);
+                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(second, input_scale), weights.scale[1], acc[h][t]);
+                }
+                if constexpr (Weights::has_minimum)
+                    acc[h][t] = _mm256_fmadd_ps(weights.minimum, _mm256_broadcast_ss(row.sum + s), acc[h][t]);
             }
         }
     }
@@ -93,17 +166,17 @@ static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_ha
         for (int t = 0; t < T; t++) _mm256_storeu_ps(out + t * kTileRows + 8 * (first_half + h), acc[h][t]);
 }
 
-template <typename Q>
+template <Format kFormat>
 static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
     int t = 0;
     for (; t + 4 <= m; t += 4)
         for (int half = 0; half < 2; half++)
-            quantised_tokens<Q, 4, 1>(tile, k, half, x + t * stride, stride, out + t * kTileRows);
+            quantised_tokens<kFormat, 4, 1>(tile, k, half, x + t * stride, stride, out + t * kTileRows);
     if (t + 2 <= m) {
-        quantised_tokens<Q, 2, 2>(tile, k, 0, x + t * stride, stride, out + t * kTileRows);
+        quantised_tokens<kFormat, 2, 2>(tile, k, 0, x + t * stride, stride, out + t * kTileRows);
         t += 2;
     }
-    if (t < m) quantised_tokens<Q, 1, 2>(tile, k, 0, x + t * stride, stride, out + t * kTileRows);
+    if (t < m) quantised_tokens<kFormat, 1, 2>(tile, k, 0, x + t * stride, stride, out + t * kTileRows);
 }
 
 }  // namespace rooftree::avx2

@@ -4,7 +4,6 @@
 #include "simd/avx512.h"
 
 #include "kernels.h"
-#include "quantised_row.h"
 
 namespace rooftree::avx512 {
 
@@ -13,74 +12,120 @@ static inline __m512 load_halves(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// All sixteen rows for one block of 32 inputs, unpacked once for several tokens.
-template <bool kMin>
-struct Q4 {
-    static constexpr Format format = kMin ? Format::Q4_1 : Format::Q4_0;
-    static constexpr bool has_min = kMin;
-    static constexpr int offset_bits = 3;
-    static constexpr int header = kMin ? 64 : 32;
-    __m512i w[8];
+static inline __m512 load_bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+static inline __m512 load_signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 
-    explicit Q4(const uint8_t* step) {
+// All sixteen rows for one step of 32 inputs, unpacked once for several tokens.
+template <Format kFormat>
+struct Step {
+    static constexpr TileLayout layout = tile_layout(kFormat);
+    static constexpr bool has_minimum = layout.header == 64 || kFormat == Format::Q4_K || kFormat == Format::Q5_K;
+    static constexpr int parts = kFormat == Format::Q6_K ? 2 : 1;  // stretches of inputs with a scale of their own
+    __m512i w[8];
+    __m512 scale[parts], minimum;
+
+    Step(const uint8_t* tile, int64_t s) {
+        const uint8_t* step = layout.step(tile, s);
+        load_scales(layout.super(tile, s), step);
+        const uint8_t* weights = step + layout.header;
+        if constexpr (layout.bits == 8) {
+            ROOFTREE_UNROLL
+            for (int u = 0; u < 8; u++) w[u] = load512(weights + 64 * u);
+            return;
+        }
         const __m512i mask = _mm512_set1_epi8(15);
         ROOFTREE_UNROLL
         for (int g = 0; g < 4; g++) {
-            const __m512i bytes = load512(step + header + 64 * g);
+            const __m512i bytes = load512(weights + 64 * g);
             w[g] = _mm512_and_si512(bytes, mask);
             w[g + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
         }
+        if constexpr (layout.bits == 5) {
+            ROOFTREE_UNROLL
+            for (int u = 0; u < 8; u++) {
+                uint64_t fifth;
+                std::memcpy(&fifth, weights + 256 + 8 * u, 8);
+                w[u] = _mm512_mask_add_epi8(w[u], fifth, w[u], _mm512_set1_epi8(16));
+            }
+        }
+        if constexpr (layout.bits == 6) {
+            const __m512i pair = _mm512_set1_epi8(0x30);
+            ROOFTREE_UNROLL
+            for (int h = 0; h < 2; h++) {
+                const __m512i high = load512(weights + 256 + 64 * h);
+                w[4 * h] = _mm512_or_si512(w[4 * h], _mm512_and_si512(_mm512_slli_epi16(high, 4), pair));
+                w[4 * h + 1] = _mm512_or_si512(w[4 * h + 1], _mm512_and_si512(_mm512_slli_epi16(high, 2), pair));
+                w[4 * h + 2] = _mm512_or_si512(w[4 * h + 2], _mm512_and_si512(high, pair));
+                w[4 * h + 3] = _mm512_or_si512(w[4 * h + 3], _mm512_and_si512(_mm512_srli_epi16(high, 2), pair));
+            }
+        }
     }
-};
 
-struct Q8 {
-    static constexpr Format format = Format::Q8_0;
-    static constexpr bool has_min = false;
-    static constexpr int offset_bits = 7;
-    __m512i w[8];
+    void load_scales(const uint8_t* super, const uint8_t* step) {
+        minimum = _mm512_setzero_ps();
+        if constexpr (kFormat == Format::Q6_K) {
+            scale[0] = _mm512_mul_ps(load_halves(super), load_signed_bytes(step));
+            scale[parts - 1] = _mm512_mul_ps(load_halves(super), load_signed_bytes(step + 16));
+        } else if constexpr (is_k_quant(kFormat)) {
+            scale[0] = _mm512_mul_ps(load_halves(super), load_bytes(step));
+            minimum = _mm512_sub_ps(minimum, _mm512_mul_ps(load_halves(super + 32), load_bytes(step + 16)));
+        } else {
+            scale[0] = load_halves(step);
+            if constexpr (has_minimum) minimum = load_halves(step + 32);
+        }
+    }
 
-    explicit Q8(const uint8_t* step) {
+    // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated`: -sum of the inputs.
+    __m512i dot(const int8_t* q, int begin, int end, int32_t negated) const {
+        __m512i sum = _mm512_setzero_si512();
+        if constexpr (weight_offset(kFormat) != 0)
+            sum = _mm512_slli_epi32(_mm512_set1_epi32(negated), __builtin_ctz(weight_offset(kFormat)));
         ROOFTREE_UNROLL
-        for (int g = 0; g < 8; g++) w[g] = load512(step + 32 + 64 * g);
+        for (int u = begin; u < end; u++) sum = _mm512_dpbusd_epi32(sum, w[u], _mm512_set1_epi32(four_inputs(q + 4 * u)));
+        return sum;
     }
 };
 
-template <typename Q, int T>
+template <Format kFormat, int T>
 static inline void quantised_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
+    using Weights = Step<kFormat>;
     __m512 acc[T];
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++) acc[t] = _mm512_setzero_ps();
-    const size_t step_bytes = tile_step_bytes(Q::format);
-    const int64_t steps = k / kBlock;
-    for (int64_t s = 0; s < steps; s++) {
-        const uint8_t* step = tile + s * step_bytes;
-        const Q weights(step);
-        const __m512 scale = load_halves(step);
-        const __m512 minimum = Q::has_min ? load_halves(step + 32) : _mm512_setzero_ps();
+    for (int64_t s = 0; s < k / kBlock; s++) {
+        const Weights weights(tile, s);
         ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) {
             const QuantisedRow row(x + t * stride, k);
             const int8_t* q = row.q + s * kBlock;
-            __m512i isum = Q::has_min ? _mm512_setzero_si512()
-                                      : _mm512_slli_epi32(_mm512_set1_epi32(row.negated[s]), Q::offset_bits);
-            ROOFTREE_UNROLL
-            for (int g = 0; g < 8; g++) isum = _mm512_dpbusd_epi32(isum, weights.w[g], _mm512_set1_epi32(four_inputs(q + 4 * g)));
-            const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(isum), _mm512_set1_ps(row.scale[s]));
-            acc[t] = _mm512_fmadd_ps(product, scale, acc[t]);
-            if (Q::has_min) acc[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(row.sum[s]), acc[t]);
+            const __m512 input_scale = _mm512_set1_ps(row.scale[s]);
+            if constexpr (Weights::parts == 1) {
+                const __m512 isum = _mm512_cvtepi32_ps(weights.dot(q, 0, 8, row.negated[s]));
+                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(isum, input_scale), weights.scale[0], acc[t]);
+            } else {
+                const __m512 first = _mm512_cvtepi32_ps(weights.dot(q, 0, 4, row.negated_first[s]));
+                const __m512 second = _mm512_cvtepi32_ps(weights.dot(q, 4, 8, row.negated[s] - row.negated_first[s]));
+                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(first, input_scale), weights.scale[0], acc[t]);
+                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(second, input_scale), weights.scale[1], acc[t]);
+            }
+            if constexpr (Weights::has_minimum) acc[t] = _mm512_fmadd_ps(weights.minimum, _mm512_set1_ps(row.sum[s]), acc[t]);
         }
     }
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++) _mm512_storeu_ps(out + t * kTileRows, acc[t]);
 }
 
-template <typename Q>
+template <Format kFormat>
 static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
     int t = 0;
-    for (; t + 8 <= m; t += 8) quantised_tokens<Q, 8>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t + 4 <= m; t += 4) quantised_tokens<Q, 4>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t + 2 <= m; t += 2) quantised_tokens<Q, 2>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    if (t < m) quantised_tokens<Q, 1>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 8 <= m; t += 8) quantised_tokens<kFormat, 8>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 4 <= m; t += 4) quantised_tokens<kFormat, 4>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 2 <= m; t += 2) quantised_tokens<kFormat, 2>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    if (t < m) quantised_tokens<kFormat, 1>(tile, k, x + t * stride, stride, out + t * kTileRows);
 }
 
 }  // namespace rooftree::avx512

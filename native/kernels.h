@@ -6,15 +6,15 @@
 #include <cstdint>
 
 #include "pack.h"
+#include "quantised_row.h"
 
 // Loops over a register tile must vanish: an array that is indexed in a remaining loop goes to memory.
 #define ROOFTREE_UNROLL _Pragma("GCC unroll 16")
 
 namespace rooftree {
 
-// Activations quantised for integer products: `k` int8 values, then per block of 32 inputs a float scale, a float
-// scale * sum, and an int32 -sum (for weights stored with an offset).
-inline size_t quantised_row_bytes(int64_t k) { return static_cast<size_t>(k / kBlock * (kBlock + 12)); }
+// Activations quantised for integer products: `k` int8 values, then per block of 32 inputs what QuantisedRow names.
+inline size_t quantised_row_bytes(int64_t k) { return static_cast<size_t>(k / kBlock * (kBlock + 16)); }
 
 // Positions whose scores are normalised together. Contexts are split at multiples of it, wherever a step starts.
 constexpr int kPartition = 256;
@@ -56,8 +56,8 @@ struct Kernels {
 
     // y = x / rms(x) * weight.
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
-    // Blocks of 32 inputs: q = round(x / scale), scale = max|x| / 127 (see QuantisedRow).
-    void (*quantise)(const float* x, int64_t k, int8_t* q, float* scales, float* sums, int32_t* negated);
+    // Blocks [first, first + count) of a row: q = round(x / scale), scale = max|x| / 127. x: their 32 * count inputs.
+    void (*quantise)(const float* x, int64_t first, int64_t count, const MutableQuantisedRow& out);
     // y = silu(gate) * up.
     void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
     // Half-split rotation in place; cos and sin: [head_dim / 2]; result multiplied by `scale`.

@@ -51,23 +51,25 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
     for (; i < n; i++) y[i] = x[i] * inverse * weight[i];
 }
 
-static void quantise(const float* x, int64_t k, int8_t* q, float* scales, float* sums, int32_t* negated) {
-    for (int64_t b = 0; b < k / kBlock; b++) {
-        const float* block = x + b * kBlock;
+static void quantise(const float* x, int64_t first, int64_t count, const MutableQuantisedRow& out) {
+    for (int64_t i = 0; i < count; i++) {
+        const float* block = x + i * kBlock;
+        const int64_t b = first + i;
         F largest = Simd::zero();
-        for (int i = 0; i < kBlock; i += N) largest = Simd::max(largest, Simd::abs(Simd::load(block + i)));
+        for (int j = 0; j < kBlock; j += N) largest = Simd::max(largest, Simd::abs(Simd::load(block + j)));
         const float amax = Simd::reduce_max(largest);
-        const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
-        F total = Simd::zero();
-        for (int i = 0; i < kBlock; i += N) {
-            const F rounded = Simd::round(Simd::load(block + i) * Simd::set1(inverse));
-            Simd::store_int8(q + b * kBlock + i, rounded);
-            total = total + rounded;  // small whole numbers: exact
+        const F inverse = Simd::set1(amax > 0.0f ? 127.0f / amax : 0.0f);
+        F half[2] = {Simd::zero(), Simd::zero()};  // sums of small whole numbers: exact in any order
+        for (int j = 0; j < kBlock; j += N) {
+            const F rounded = Simd::round(Simd::load(block + j) * inverse);
+            Simd::store_int8(out.q + b * kBlock + j, rounded);
+            half[j / 16] = half[j / 16] + rounded;
         }
-        const float sum = Simd::reduce_add(total);
-        scales[b] = amax / 127.0f;
-        sums[b] = scales[b] * sum;
-        negated[b] = -static_cast<int32_t>(sum);
+        const float low = Simd::reduce_add(half[0]), sum = low + Simd::reduce_add(half[1]);
+        out.scale[b] = amax / 127.0f;
+        out.sum[b] = out.scale[b] * sum;
+        out.negated[b] = -static_cast<int32_t>(sum);
+        out.negated_first[b] = -static_cast<int32_t>(low);
     }
 }
 
@@ -403,9 +405,14 @@ static void tile_product(Format format, const uint8_t* tile, int64_t k, const ui
         case Format::F32: return float_tile<AsF32>(tile, k, x, stride, m, out);
         case Format::F16: return float_tile<AsF16>(tile, k, x, stride, m, out);
         case Format::BF16: return float_tile<AsBF16>(tile, k, x, stride, m, out);
-        case Format::Q4_0: return quantised_tile<Q4<false>>(tile, k, x, stride, m, out);
-        case Format::Q4_1: return quantised_tile<Q4<true>>(tile, k, x, stride, m, out);
-        case Format::Q8_0: return quantised_tile<Q8>(tile, k, x, stride, m, out);
+        case Format::Q4_0: return quantised_tile<Format::Q4_0>(tile, k, x, stride, m, out);
+        case Format::Q4_1: return quantised_tile<Format::Q4_1>(tile, k, x, stride, m, out);
+        case Format::Q5_0: return quantised_tile<Format::Q5_0>(tile, k, x, stride, m, out);
+        case Format::Q5_1: return quantised_tile<Format::Q5_1>(tile, k, x, stride, m, out);
+        case Format::Q8_0: return quantised_tile<Format::Q8_0>(tile, k, x, stride, m, out);
+        case Format::Q4_K: return quantised_tile<Format::Q4_K>(tile, k, x, stride, m, out);
+        case Format::Q5_K: return quantised_tile<Format::Q5_K>(tile, k, x, stride, m, out);
+        case Format::Q6_K: return quantised_tile<Format::Q6_K>(tile, k, x, stride, m, out);
     }
 }
 

@@ -21,57 +21,136 @@ Buffer::~Buffer() { munmap(data_, size_ == 0 ? 1 : size_); }
 
 namespace {
 
+// ---- stored rows ----------------------------------------------------------------------------------------------
+
+// Weights of one step as a checkpoint stores them, with their offset, in input order.
+void read_nibbles(const uint8_t* nibbles, uint8_t* q) {
+    for (int i = 0; i < 16; i++) {
+        q[i] = nibbles[i] & 15;
+        q[i + 16] = nibbles[i] >> 4;
+    }
+}
+
+void add_fifth_bits(const uint8_t* high, uint8_t* q) {
+    uint32_t bits;
+    std::memcpy(&bits, high, 4);
+    for (int i = 0; i < kBlock; i++) q[i] |= ((bits >> i) & 1) << 4;
+}
+
+// Scale and minimum `j` of a Q4_K or Q5_K super-block: 6 bits each, the last four split over two bytes.
+void read_k_scale(const uint8_t* packed, int j, uint8_t* scale, uint8_t* minimum) {
+    if (j < 4) {
+        *scale = packed[j] & 63;
+        *minimum = packed[j + 4] & 63;
+    } else {
+        *scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        *minimum = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4;
+    }
+}
+
+// Step `j` of a super-block: sub-blocks 2i and 2i+1 are the low and high nibbles of the same 32 bytes.
+void read_k_nibbles(const uint8_t* nibbles, int j, uint8_t* q) {
+    for (int i = 0; i < kBlock; i++) q[i] = (nibbles[32 * (j / 2) + i] >> 4 * (j % 2)) & 15;
+}
+
+// Q6_K: 128 inputs share 64 bytes of low nibbles and 32 bytes of high bit pairs.
+void read_q6_k(const uint8_t* low, const uint8_t* high, int j, uint8_t* q) {
+    const int quarter = j % 4;
+    const uint8_t* l = low + 64 * (j / 4) + 32 * (quarter % 2);
+    const uint8_t* h = high + 32 * (j / 4);
+    for (int i = 0; i < kBlock; i++) q[i] = ((l[i] >> 4 * (quarter / 2)) & 15) | ((h[i] >> 2 * quarter) & 3) << 4;
+}
+
+// ---- tiles ----------------------------------------------------------------------------------------------------
+
+void write_weights(const TileLayout& layout, const uint8_t* q, int r, uint8_t* weights) {
+    if (layout.bits == 8) {
+        for (int u = 0; u < 8; u++) std::memcpy(weights + 64 * u + 4 * r, q + 4 * u, 4);
+        return;
+    }
+    uint8_t pairs[16];
+    for (int i = 0; i < 16; i++) pairs[i] = (q[i] & 15) | (q[16 + i] & 15) << 4;
+    for (int g = 0; g < 4; g++) std::memcpy(weights + 64 * g + 4 * r, pairs + 4 * g, 4);
+    uint8_t* high = weights + 256;
+    for (int i = 0; i < kBlock && layout.bits > 4; i++) {
+        const int u = i / 4, lane = 4 * r + i % 4, bits = q[i] >> 4;
+        if (layout.bits == 5) high[8 * u + lane / 8] |= bits << lane % 8;
+        else high[64 * (u / 4) + lane] |= bits << 2 * (u % 4);
+    }
+}
+
+uint8_t read_weight(const TileLayout& layout, const uint8_t* weights, int r, int i) {
+    const int u = i / 4, lane = 4 * r + i % 4;
+    if (layout.bits == 8) return weights[64 * u + lane];
+    const uint8_t nibble = (weights[64 * (u % 4) + lane] >> 4 * (u / 4)) & 15;
+    const uint8_t* high = weights + 256;
+    if (layout.bits == 5) return nibble | ((high[8 * u + lane / 8] >> lane % 8) & 1) << 4;
+    if (layout.bits == 6) return nibble | ((high[64 * (u / 4) + lane] >> 2 * (u % 4)) & 3) << 4;
+    return nibble;
+}
+
+// One step of 32 inputs of row r. `block` is the stored block that holds it, `j` the step's number inside.
+void pack_step(Format format, const TileLayout& layout, const uint8_t* block, int j, int r, uint8_t* super, uint8_t* step) {
+    uint8_t q[kBlock];
+    uint8_t* weights = step + layout.header;
+    switch (format) {
+        case Format::Q4_0: case Format::Q5_0:
+            std::memcpy(step + 2 * r, block, 2);
+            read_nibbles(block + (format == Format::Q5_0 ? 6 : 2), q);
+            if (format == Format::Q5_0) add_fifth_bits(block + 2, q);
+            break;
+        case Format::Q4_1: case Format::Q5_1:
+            std::memcpy(step + 2 * r, block, 2);
+            std::memcpy(step + 32 + 2 * r, block + 2, 2);
+            read_nibbles(block + (format == Format::Q5_1 ? 8 : 4), q);
+            if (format == Format::Q5_1) add_fifth_bits(block + 4, q);
+            break;
+        case Format::Q8_0:
+            std::memcpy(step + 2 * r, block, 2);
+            for (int i = 0; i < kBlock; i++) q[i] = block[2 + i] ^ 0x80;  // signed to offset-128
+            break;
+        case Format::Q4_K: case Format::Q5_K:
+            std::memcpy(super + 2 * r, block, 2);
+            std::memcpy(super + 32 + 2 * r, block + 2, 2);
+            read_k_scale(block + 4, j, step + r, step + 16 + r);
+            read_k_nibbles(block + (format == Format::Q5_K ? 48 : 16), j, q);
+            for (int i = 0; i < kBlock && format == Format::Q5_K; i++) q[i] |= ((block[16 + i] >> j) & 1) << 4;
+            break;
+        case Format::Q6_K:
+            std::memcpy(super + 2 * r, block + 208, 2);
+            step[r] = block[192 + 2 * j];
+            step[16 + r] = block[192 + 2 * j + 1];
+            read_q6_k(block, block + 128, j, q);
+            break;
+        default: return;
+    }
+    write_weights(layout, q, r, weights);
+}
+
+void pack_quantised_tile(Format format, const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
+    const TileLayout layout = tile_layout(format);
+    const StoredBlock unit = stored_block(format);
+    const int steps_per_block = unit.inputs / kBlock;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t s = 0; s < k / kBlock; s++) {
+            const uint8_t* block = stored + r * stored_row_bytes(format, k) + s / steps_per_block * unit.bytes;
+            pack_step(format, layout, block, static_cast<int>(s % steps_per_block), static_cast<int>(r),
+                      const_cast<uint8_t*>(layout.super(tile, s)), const_cast<uint8_t*>(layout.step(tile, s)));
+        }
+}
+
 template <typename Element>
 void pack_float_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
-    const Element* in = reinterpret_cast<const Element*>(stored);
-    Element* out = reinterpret_cast<Element*>(tile);
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < k; i++) {
-            Element value;  // the map may be unaligned
-            std::memcpy(&value, in + r * k + i, sizeof(Element));
-            out[i * kTileRows + r] = value;
-        }
-}
-
-// Nibbles: stored byte i of a block holds inputs i (low) and i + 16 (high); so does the packed byte.
-void pack_q4_tile(const uint8_t* stored, int64_t rows, int64_t k, bool has_min, uint8_t* tile) {
-    const size_t block_bytes = has_min ? 20 : 18;
-    const size_t header = has_min ? 64 : 32;
-    const int64_t steps = k / kBlock;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t s = 0; s < steps; s++) {
-            const uint8_t* block = stored + (r * steps + s) * block_bytes;
-            uint8_t* out = tile + s * (header + 256);
-            std::memcpy(out + 2 * r, block, 2);
-            if (has_min) std::memcpy(out + 32 + 2 * r, block + 2, 2);
-            const uint8_t* nibbles = block + (has_min ? 4 : 2);
-            for (int g = 0; g < 4; g++) std::memcpy(out + header + 64 * g + 4 * r, nibbles + 4 * g, 4);
-        }
-}
-
-void pack_q8_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
-    const int64_t steps = k / kBlock;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t s = 0; s < steps; s++) {
-            const uint8_t* block = stored + (r * steps + s) * 34;
-            uint8_t* out = tile + s * (32 + 512);
-            std::memcpy(out + 2 * r, block, 2);
-            for (int g = 0; g < 8; g++) {
-                uint32_t four;
-                std::memcpy(&four, block + 2 + 4 * g, 4);
-                four ^= 0x80808080u;  // signed to offset-128
-                std::memcpy(out + 32 + 64 * g + 4 * r, &four, 4);
-            }
-        }
+        for (int64_t i = 0; i < k; i++)  // byte copies: the map may be unaligned
+            std::memcpy(tile + (i * kTileRows + r) * sizeof(Element), stored + (r * k + i) * sizeof(Element), sizeof(Element));
 }
 
 void pack_tile(Format format, const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
     switch (format) {
         case Format::F32: return pack_float_tile<uint32_t>(stored, rows, k, tile);
         case Format::F16: case Format::BF16: return pack_float_tile<uint16_t>(stored, rows, k, tile);
-        case Format::Q4_0: return pack_q4_tile(stored, rows, k, false, tile);
-        case Format::Q4_1: return pack_q4_tile(stored, rows, k, true, tile);
-        case Format::Q8_0: return pack_q8_tile(stored, rows, k, tile);
+        default: return pack_quantised_tile(format, stored, rows, k, tile);
     }
 }
 
@@ -83,9 +162,32 @@ float load_half(const uint8_t* p) {
 
 }  // namespace
 
+RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r) {
+    const TileLayout layout = tile_layout(format);
+    const uint8_t* step = layout.step(tile, s);
+    RowStep row;
+    row.minimum = 0.0f;
+    if (is_k_quant(format)) {
+        const uint8_t* super = layout.super(tile, s);
+        const float d = load_half(super + 2 * r);
+        if (format == Format::Q6_K) {
+            row.scale[0] = d * static_cast<int8_t>(step[r]);
+            row.scale[1] = d * static_cast<int8_t>(step[16 + r]);
+        } else {
+            row.scale[0] = row.scale[1] = d * step[r];
+            row.minimum = -(load_half(super + 32 + 2 * r) * step[16 + r]);
+        }
+    } else {
+        row.scale[0] = row.scale[1] = load_half(step + 2 * r);
+        if (layout.header == 64) row.minimum = load_half(step + 32 + 2 * r);
+    }
+    for (int i = 0; i < kBlock; i++) row.q[i] = read_weight(layout, step + layout.header, r, i);
+    return row;
+}
+
 std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
                                                  ThreadPool& pool) {
-    if (is_quantised(format) && k % kBlock != 0) throw std::invalid_argument("quantised rows must be multiples of 32");
+    if (k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
     auto packed = std::make_shared<PackedMatrix>();
     packed->format = format;
     packed->n = n;
@@ -103,36 +205,20 @@ std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* s
 void PackedMatrix::unpack_row(int64_t row, float* out) const {
     const uint8_t* base = tile(row / kTileRows);
     const int r = static_cast<int>(row % kTileRows);
-    const size_t step = tile_step_bytes(format);
-    if (!is_quantised(format)) {
-        for (int64_t i = 0; i < k; i++) {
-            const uint8_t* p = base + i * step;
-            if (format == Format::F32) out[i] = reinterpret_cast<const float*>(p)[r];
-            else if (format == Format::F16) out[i] = half_to_float(reinterpret_cast<const uint16_t*>(p)[r]);
-            else out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(p)[r]);
+    if (is_quantised(format)) {
+        const int offset = weight_offset(format);
+        for (int64_t s = 0; s < k / kBlock; s++) {
+            const RowStep step = read_row_step(format, base, s, r);
+            for (int i = 0; i < kBlock; i++)
+                out[s * kBlock + i] = step.scale[i / 16] * static_cast<float>(step.q[i] - offset) + step.minimum;
         }
         return;
     }
-    for (int64_t s = 0; s < k / kBlock; s++) {
-        const uint8_t* p = base + s * step;
-        const float scale = load_half(p + 2 * r);
-        float* block = out + s * kBlock;
-        if (format == Format::Q8_0) {
-            for (int i = 0; i < kBlock; i++) {
-                const int q = static_cast<int>(p[32 + 64 * (i / 4) + 4 * r + i % 4]) - 128;
-                block[i] = static_cast<float>(q) * scale;
-            }
-            continue;
-        }
-        const bool has_min = format == Format::Q4_1;
-        const float minimum = has_min ? load_half(p + 32 + 2 * r) : 0.0f;
-        const uint8_t* nibbles = p + (has_min ? 64 : 32);
-        for (int i = 0; i < 16; i++) {
-            const uint8_t byte = nibbles[64 * (i / 4) + 4 * r + i % 4];
-            const int low = byte & 15, high = byte >> 4;
-            block[i] = has_min ? low * scale + minimum : (low - 8) * scale;
-            block[i + 16] = has_min ? high * scale + minimum : (high - 8) * scale;
-        }
+    for (int64_t i = 0; i < k; i++) {
+        const int64_t at = i * kTileRows + r;
+        if (format == Format::F32) out[i] = reinterpret_cast<const float*>(base)[at];
+        else if (format == Format::F16) out[i] = half_to_float(reinterpret_cast<const uint16_t*>(base)[at]);
+        else out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(base)[at]);
     }
 }
 

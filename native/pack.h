@@ -1,11 +1,20 @@
 // Weight matrices as the kernels read them: tiles of 16 output rows, interleaved along the input dimension.
 //
-// A tile covers rows r0..r0+15 and all k inputs, in steps of one input (float formats) or 32 (quantised):
-//   F32, F16, BF16: for each input, 16 values.
-//   Q8_0: per step 16 half scales, then 8 groups of 64 bytes; byte 4r+j of group g is q[row r][input 4g+j] + 128.
-//   Q4_0: per step 16 half scales, then 4 groups of 64 bytes; byte 4r+j of group g holds q[r][4g+j] in its low
-//         nibble and q[r][16+4g+j] in its high one.
-//   Q4_1: as Q4_0 with 16 half minima between scales and nibbles.
+// Float formats: for each input, 16 values. Quantised formats go in steps of 32 inputs:
+//
+//   step = [ header: scales of the 16 rows | weights: 16 x 32 unsigned integers of 4, 5, 6 or 8 bits ]
+//
+// Weights, bits 0-3: 4 groups of 64 bytes; byte 4r+j of group g holds input 4g+j of row r in its low nibble and input
+// 16+4g+j in its high one. Then, in units of "input group" u = 0..7 (inputs 4u..4u+3, byte 4r+j as before):
+//   5 bits: 8 masks of 64 bits, one per input group: bit 4r+j is bit 4 of that weight.
+//   6 bits: 2 vectors of 64 bytes; bits 2(u%4) and up of byte 4r+j in vector u/4 are bits 4-5 of that weight.
+//   8 bits: no nibbles, but 8 groups of 64 bytes, one per input group.
+// Signed weights are stored with an offset (8, 16, 32, 128) that the kernels take out again.
+//
+// Headers: halves d[16] (Q4_0, Q5_0, Q8_0), halves d[16] and m[16] (Q4_1, Q5_1). K-quants keep one super-block header
+// before each 8 steps, halves d[16] and (not Q6_K) dmin[16], and bytes in the steps: scales[16] and minima[16], for
+// Q6_K signed scales[16] of the first and of the second 16 inputs.
+//
 // Interleaving puts one output row in each SIMD lane: a lane adds up its row in input order, so a row's sum never
 // depends on how many tokens or rows were computed with it. Every instruction set reads this one layout.
 #pragma once
@@ -19,22 +28,65 @@
 namespace rooftree {
 
 constexpr int kTileRows = 16;
+constexpr int kSuperSteps = kSuperBlock / kBlock;
 
 class ThreadPool;
 
-// Bytes of one step of a tile: 32 inputs (quantised) or 1 (float) of 16 rows.
-inline size_t tile_step_bytes(Format f) {
-    switch (f) {
-        case Format::F32: return 64;
-        case Format::F16: case Format::BF16: return 32;
-        case Format::Q4_0: return 32 + 256;
-        case Format::Q4_1: return 64 + 256;
-        case Format::Q8_0: return 32 + 512;
+struct TileLayout {
+    int bits;                 // of a weight as stored in the tile
+    size_t header;            // bytes before the weights in a step
+    size_t super_header = 0;  // bytes before each 8 steps
+
+    constexpr size_t weight_bytes() const { return bits == 8 ? 512 : 256 + 64 * (bits == 5 ? 1 : bits == 6 ? 2 : 0); }
+    constexpr size_t step_bytes() const { return header + weight_bytes(); }
+    constexpr size_t super_bytes() const { return super_header + kSuperSteps * step_bytes(); }
+    constexpr size_t tile_bytes(size_t k) const {
+        return super_header ? k / kSuperBlock * super_bytes() : k / kBlock * step_bytes();
     }
-    return 0;
+    constexpr const uint8_t* super(const uint8_t* tile, int64_t s) const { return tile + s / kSuperSteps * super_bytes(); }
+    constexpr const uint8_t* step(const uint8_t* tile, int64_t s) const {
+        return super_header ? super(tile, s) + super_header + s % kSuperSteps * step_bytes() : tile + s * step_bytes();
+    }
+};
+
+constexpr TileLayout tile_layout(Format f) {
+    switch (f) {
+        case Format::Q4_0: return {4, 32};
+        case Format::Q4_1: return {4, 64};
+        case Format::Q5_0: return {5, 32};
+        case Format::Q5_1: return {5, 64};
+        case Format::Q8_0: return {8, 32};
+        case Format::Q4_K: return {4, 32, 64};
+        case Format::Q5_K: return {5, 32, 64};
+        case Format::Q6_K: return {6, 32, 32};
+        default: return {0, 0};
+    }
 }
 
-inline size_t tile_bytes(Format f, size_t k) { return tile_step_bytes(f) * (is_quantised(f) ? k / kBlock : k); }
+// What signed weights are stored above.
+constexpr int weight_offset(Format f) {
+    switch (f) {
+        case Format::Q4_0: return 8;
+        case Format::Q5_0: return 16;
+        case Format::Q6_K: return 32;
+        case Format::Q8_0: return 128;
+        default: return 0;
+    }
+}
+
+inline size_t tile_bytes(Format f, size_t k) {
+    return is_quantised(f) ? tile_layout(f).tile_bytes(k) : stored_block(f).bytes * kTileRows * k;
+}
+
+// One row's part of one step, unpacked: value of input i = scale[i / 16] * (q[i] - offset) + minimum.
+struct RowStep {
+    uint8_t q[kBlock];
+    float scale[2];
+    float minimum;
+};
+
+// Reads row `r` (0..15) of step `s` of a tile.
+RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r);
 
 // Owned, 64-byte aligned, huge pages where the system gives them.
 class Buffer {

@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "cpu_features.h"
-#include "quantised_row.h"
 
 namespace rooftree {
 
@@ -75,8 +74,7 @@ struct Program::RmsNorm final : Op {
         float* y = out_float >= 0 ? p.floats(out_float, i) : thread.products.data();
         p.kernels_.rms_norm(p.floats(in, i), weight.data(), eps, n, y);
         if (out_quantised < 0) return;
-        const MutableQuantisedRow q(p.row(out_quantised, i), n);
-        p.kernels_.quantise(y, n, q.q, q.scale, q.sum, q.negated);
+        p.kernels_.quantise(y, 0, n / kBlock, {p.row(out_quantised, i), n});
     }
 };
 
@@ -86,8 +84,7 @@ struct Program::Quantise final : Op {
     Quantise(int i, int64_t k_, int o) : in(i), out(o), k(k_) {}
     int64_t pieces(const Program& p) const override { return p.rows(in); }
     void work(Program& p, int64_t i, Thread&) const override {
-        const MutableQuantisedRow q(p.row(out, i), k);
-        p.kernels_.quantise(p.floats(in, i), k, q.q, q.scale, q.sum, q.negated);
+        p.kernels_.quantise(p.floats(in, i), 0, k / kBlock, {p.row(out, i), k});
     }
 };
 
@@ -184,9 +181,7 @@ struct Program::Gated final : Op {
                 p.kernels_.silu_mul(products + 2 * i * kPart + t * kTileRows, products + (2 * i + 1) * kPart + t * kTileRows,
                                     kTileRows, block + i * kTileRows);
             if (out_float >= 0) std::memcpy(p.floats(out_float, token + t) + column, block, valid * sizeof(float));
-            if (out_quantised < 0) continue;
-            const MutableQuantisedRow q(p.row(out_quantised, token + t), gate->n);
-            p.kernels_.quantise(block, kBlock, q.q + column, q.scale + pair, q.sum + pair, q.negated + pair);
+            if (out_quantised >= 0) p.kernels_.quantise(block, pair, 1, {p.row(out_quantised, token + t), gate->n});
         }
     }
 };

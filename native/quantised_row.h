@@ -10,16 +10,18 @@ namespace rooftree {
 
 template <typename Byte, typename Int8, typename Float, typename Int32>
 struct QuantisedRowView {
-    Int8* q;           // [k]
-    Float* scale;      // [k / 32]
-    Float* sum;        // scale * sum of the block
-    Int32* negated;    // -sum of the block
+    Int8* q;               // [k]
+    Float* scale;          // [k / 32], as all that follow
+    Float* sum;            // scale * sum of the block
+    Int32* negated;        // -sum of the block
+    Int32* negated_first;  // -sum of its first 16 inputs
 
     QuantisedRowView(Byte* row, int64_t k)
         : q(reinterpret_cast<Int8*>(row)),
           scale(reinterpret_cast<Float*>(row + k)),
           sum(scale + k / kBlock),
-          negated(reinterpret_cast<Int32*>(sum + k / kBlock)) {}
+          negated(reinterpret_cast<Int32*>(sum + k / kBlock)),
+          negated_first(negated + k / kBlock) {}
 };
 
 using QuantisedRow = QuantisedRowView<const uint8_t, const int8_t, const float, const int32_t>;

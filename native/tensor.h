@@ -7,24 +7,41 @@
 
 namespace rooftree {
 
-enum class Format : int { F32 = 0, F16 = 1, BF16 = 2, Q4_0 = 3, Q4_1 = 4, Q8_0 = 5 };
+enum class Format : int {
+    F32 = 0, F16 = 1, BF16 = 2, Q4_0 = 3, Q4_1 = 4, Q8_0 = 5, Q5_0 = 6, Q5_1 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10
+};
 
-// Elements that share one scale in the quantised formats, and in quantised activations.
+// Inputs that share one scale in quantised activations: the kernels' step along a quantised row.
 constexpr int kBlock = 32;
+// Inputs of a K-quant super-block.
+constexpr int kSuperBlock = 256;
 
-inline bool is_quantised(Format f) { return f >= Format::Q4_0; }
+constexpr bool is_quantised(Format f) { return f >= Format::Q4_0; }
+constexpr bool is_k_quant(Format f) { return f >= Format::Q4_K && f <= Format::Q6_K; }
 
-// Bytes of `k` consecutive elements as a checkpoint stores them.
-inline size_t stored_row_bytes(Format f, size_t k) {
+// Inputs and bytes of the unit in which a checkpoint stores a row.
+struct StoredBlock {
+    int inputs;
+    size_t bytes;
+};
+
+inline StoredBlock stored_block(Format f) {
     switch (f) {
-        case Format::F32: return 4 * k;
-        case Format::F16: case Format::BF16: return 2 * k;
-        case Format::Q4_0: return k / kBlock * 18;
-        case Format::Q4_1: return k / kBlock * 20;
-        case Format::Q8_0: return k / kBlock * 34;
+        case Format::F32: return {1, 4};
+        case Format::F16: case Format::BF16: return {1, 2};
+        case Format::Q4_0: return {kBlock, 18};
+        case Format::Q4_1: return {kBlock, 20};
+        case Format::Q5_0: return {kBlock, 22};
+        case Format::Q5_1: return {kBlock, 24};
+        case Format::Q8_0: return {kBlock, 34};
+        case Format::Q4_K: return {kSuperBlock, 144};
+        case Format::Q5_K: return {kSuperBlock, 176};
+        case Format::Q6_K: return {kSuperBlock, 210};
     }
-    return 0;
+    return {1, 0};
 }
+
+inline size_t stored_row_bytes(Format f, size_t k) { return k / stored_block(f).inputs * stored_block(f).bytes; }
 
 static inline float bits_to_float(uint32_t u) {
     float f;

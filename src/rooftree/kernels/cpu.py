@@ -62,8 +62,8 @@ class _SlotUse:
 class CpuRecorder:
     """Records ops, plans memory once the last one is known, and builds the native program.
 
-    A recorded op is a function of the finished memory plan: a producer such as a norm learns only then which forms
-    of its result (float, int8) are read, and computes no other.
+    A recorded op is a function of the finished memory plan: a producer such as a norm learns only then which
+    forms of its result (float, int8) are read, and computes no other.
     """
 
     def __init__(self, pool: _native.ThreadPool, *, heads: int, kv_heads: int, head_dim: int) -> None:

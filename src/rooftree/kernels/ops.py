@@ -22,8 +22,8 @@ W = TypeVar("W")
 class Ops(Protocol[V, W]):
     """What a decoder layer is made of.
 
-    A backend either computes at once (the reference) or records (the CPU program). Rows are independent: no op
-    but ``attention`` lets one token's row touch another's.
+    A backend either computes at once (the reference) or records (the CPU program). Rows are independent: only
+    ``attention`` lets one token's row touch another's.
     """
 
     def matrix(self, tensor: Tensor) -> W:

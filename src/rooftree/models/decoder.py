@@ -1,7 +1,7 @@
 """The Llama line: Llama, Mistral, Qwen2 and Qwen3, written once.
 
-The families differ in data only: Mistral has sliding windows, Qwen2 adds biases to Q, K and V, Qwen3 normalises
-each query and key head. All of it is in ``ModelSpec``.
+The families differ in data only: Mistral has sliding windows, Qwen2 adds biases to Q, K and V, Qwen3
+normalises each query and key head. All of it is in ``ModelSpec``.
 """
 
 from __future__ import annotations

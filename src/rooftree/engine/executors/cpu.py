@@ -139,7 +139,7 @@ class CPUExecutor:
         return ModelRunnerOutput(tokens, logprobs, errors)
 
     def last_logits(self, num_rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """Logits of the last step's first ``num_rows`` sampled rows, (num_rows, vocab), as its sampling left them."""
+        """Logits of the last step's first sampled rows, (num_rows, vocab_size), as sampling left them."""
         out = np.empty(num_rows * self._spec.vocab_size, np.float32)
         self._open_program().copy_logits(out)
         return out.reshape(num_rows, self._spec.vocab_size)
