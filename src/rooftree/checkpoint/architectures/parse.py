@@ -120,8 +120,8 @@ def read_architecture(path: Path) -> Architecture:
 def parse_architecture(document: object, source: str) -> Architecture:
     """The Architecture that a config.json describes.
 
-    The language model of a config with a ``text_config`` is read from there; other towers are not counted, and
-    a note says so. An unknown name with the usual keys is read as a Llama-like decoder, and a note says so.
+    The language model of a config with a ``text_config`` is read from there; other towers are not counted,
+    and an unknown name with the usual keys is read as a Llama-like decoder; notes say so.
 
     Args:
         document: the parsed JSON.
@@ -150,7 +150,7 @@ def parse_architecture(document: object, source: str) -> Architecture:
 
 def _language_model(document: Mapping[str, Any]) -> dict[str, Any]:
     """The entries that describe the language model: those of text_config before those around it."""
-    nested = next((document[key] for key in _NESTED if isinstance(document.get(key), Mapping)), {})
+    nested: Mapping[str, Any] = next((v for v in map(document.get, _NESTED) if isinstance(v, Mapping)), {})
     inner = {key: value for key, value in nested.items() if value is not None or document.get(key) is None}
     values = {**document, **inner}
     if inner.get("model_type") is not None and inner.get("architectures") is None:

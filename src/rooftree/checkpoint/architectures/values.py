@@ -90,3 +90,11 @@ def layer_indices(fields: Fields, name: str) -> frozenset[int]:
     if not isinstance(value, list) or any(type(i) is not int or not 0 <= i < num_layers for i in value):
         fields.fail(name, f"must be a list of layer numbers below {num_layers}, not {value!r}")
     return frozenset(value)
+
+
+def block_shape(fields: Fields, name: str) -> tuple[int, int]:
+    """Rows and columns of a block."""
+    value = fields.get(name)
+    if not isinstance(value, list) or len(value) != 2 or any(type(n) is not int or n < 1 for n in value):
+        fields.fail(name, f"must be two positive integers, not {value!r}")
+    return value[0], value[1]
