@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rigs.gguf_writer import GgufTensor, Typed, gguf_bytes, string_bytes, value_bytes, write_gguf
-from rooftree.checkpoint.formats import FORMATS, quantize
+from rooftree.checkpoint.formats import FORMATS, is_quantized, quantize
 from rooftree.checkpoint.gguf import TENSOR_TYPES, TYPE_NAMES, read_gguf
 from rooftree.errors import ModelError
 
@@ -39,9 +39,13 @@ METADATA = {
 
 def tensors(seed=0):
     rng = np.random.default_rng(seed)
-    kinds = {1: "F16", 0: "F32", 2: "Q4_0", 30: "BF16", 3: "Q4_1", 8: "Q8_0"}
+    kinds = {1: "F16", 0: "F32", 2: "Q4_0", 30: "BF16", 3: "Q4_1", 8: "Q8_0", 6: "Q5_0", 7: "Q5_1"}
+    kinds |= {12: "Q4_K", 14: "Q6_K", 13: "Q5_K"}
+    shapes = {name: (3, FORMATS[name].block if is_quantized(name) else 32) for name in kinds.values()}
     return [
-        GgufTensor(f"t.{name}", (3, 32), type_id, quantize(name, rng.standard_normal((3, 32))).tobytes())
+        GgufTensor(
+            f"t.{name}", shapes[name], type_id, quantize(name, rng.standard_normal(shapes[name])).tobytes()
+        )
         for type_id, name in kinds.items()
     ]
 
@@ -202,11 +206,17 @@ def test_alignment_must_be_a_power_of_two(path, alignment):
     assert "general.alignment" in refusal(path, gguf_bytes({"general.alignment": alignment}, tensors()))
 
 
-@pytest.mark.parametrize(("type_id", "name"), [(12, "Q4_K"), (14, "Q6_K"), (24, "I8"), (39, "MXFP4")])
+@pytest.mark.parametrize(
+    ("type_id", "name"),
+    [
+        *((9, "Q8_1"), (10, "Q2_K"), (11, "Q3_K"), (15, "Q8_K"), (20, "IQ4_NL"), (23, "IQ4_XS"), (24, "I8")),
+        *((29, "IQ1_M"), (35, "TQ2_0"), (39, "MXFP4"), (40, "NVFP4")),
+    ],
+)
 def test_known_types_that_are_not_supported_are_named(path, type_id, name):
     message = refusal(path, gguf_bytes({}, [GgufTensor("blk.0.ffn_up.weight", (256,), type_id, bytes(512))]))
     assert f"tensor 'blk.0.ffn_up.weight': is stored as {name} (type id {type_id})" in message
-    assert ", ".join(FORMATS) in message
+    assert "supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16" in message
 
 
 @pytest.mark.parametrize("type_id", [4, 5, 99, 2**32 - 1])
@@ -234,10 +244,13 @@ def test_a_shape_beyond_the_file(path):
         assert "cut short" in message
 
 
-def test_a_quantised_row_must_fill_its_blocks(path):
-    message = refusal(path, gguf_bytes({}, [GgufTensor("t", (2, 48), 2, bytes(54))]))
+@pytest.mark.parametrize(
+    ("type_id", "block", "columns"), [(2, 32, 48), (6, 32, 16), (7, 32, 33), (12, 256, 32), (14, 256, 384)]
+)
+def test_a_quantised_row_must_fill_its_blocks(path, type_id, block, columns):
+    message = refusal(path, gguf_bytes({}, [GgufTensor("t", (2, columns), type_id, bytes(4096))]))
     assert "tensor 't'" in message
-    assert "multiple of 32" in message
+    assert f"multiple of {block}" in message
 
 
 def test_offsets_must_be_aligned_inside_the_file_and_apart(path):

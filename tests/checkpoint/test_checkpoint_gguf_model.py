@@ -234,15 +234,15 @@ def test_rope_freqs_that_cannot_be(tmp_path):
 # Row order
 
 
-@pytest.mark.parametrize("dtype", ["F32", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("dtype", ["F32", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_half_split_order_undoes_the_interleaving(dtype, heads):
-    rows = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    rows = np.random.default_rng(0).standard_normal((32, 256)).astype(np.float32)
     written = quantize(dtype, interleave_rotary_rows(rows, heads))
     tensor = HalfSplitTensor(Tensor("q", rows.shape, dtype, written, "here"), heads)
     assert tensor.data.tobytes() == quantize(dtype, rows).tobytes()
     assert tensor.num_bytes == written.nbytes
-    assert (tensor.name, tensor.shape, tensor.dtype, tensor.source) == ("q", (32, 64), dtype, "here")
+    assert (tensor.name, tensor.shape, tensor.dtype, tensor.source) == ("q", (32, 256), dtype, "here")
     assert isinstance(tensor, Tensor)
 
 

@@ -59,7 +59,9 @@ def assert_same_tensors(checkpoint, expected):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", MIXED], ids=str)
+@pytest.mark.parametrize(
+    "dtype", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", MIXED], ids=str
+)
 def test_gguf_gives_back_the_model(tmp_path, family, dtype):
     spec = tiny_spec(family)
     weights = random_weights(spec)
@@ -70,6 +72,16 @@ def test_gguf_gives_back_the_model(tmp_path, family, dtype):
     # llama.cpp keeps vectors in F32 whatever the matrices are.
     matrices = {name: value for name, value in weights.items() if value.ndim == 2}
     assert_same_tensors(checkpoint, weights | stored(matrices, dtype))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", ["Q4_K", "Q5_K", "Q6_K"])
+def test_super_blocks_need_wide_models(tmp_path, family, dtype):
+    spec = tiny_spec(family, hidden_size=256, intermediate_size=512, num_heads=16, num_kv_heads=4)
+    weights = random_weights(spec)
+    path = write_gguf_model(tmp_path / "model.gguf", spec, weights, dtype=dtype)
+    matrices = {name: value for name, value in weights.items() if value.ndim == 2}
+    assert_same_tensors(open_checkpoint(str(path)), weights | stored(matrices, dtype))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

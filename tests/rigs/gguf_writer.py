@@ -23,7 +23,8 @@ VALUE_TYPES = {
     "i64": (11, "<q"),
     "f64": (12, "<d"),
 }
-TENSOR_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
+TENSOR_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
+TENSOR_TYPES |= {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rooftree.specs.model import ModelSpec
 
-DType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
+DType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,8 @@ class Tensor:
     Attributes:
         name: canonical name (see ``Checkpoint``); shown in errors.
         shape: row-major, outermost first; a linear weight is (out_features, in_features).
-        dtype: storage format. Quantised formats hold blocks of 32 consecutive elements of the last axis.
+        dtype: storage format. Quantised formats hold blocks of 32 or 256 consecutive elements of the last
+            axis (``formats.FORMATS``).
         data: uint8, one-dimensional, exactly the tensor's bytes.
         source: file and stored name, for messages.
     """

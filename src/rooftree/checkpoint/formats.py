@@ -1,13 +1,7 @@
 """The storage formats of weights: their sizes, and their exact conversion to and from float32.
 
-The block formats are ggml's. A block holds 32 consecutive elements of a row, all numbers little-endian:
-
-- ``Q4_0``: fp16 d, 16 bytes of nibbles; value (q - 8) * d.
-- ``Q4_1``: fp16 d, fp16 m, 16 bytes of nibbles; value q * d + m.
-- ``Q8_0``: fp16 d, 32 int8; value q * d.
-
-Element i of a block is the low nibble of byte i, element i + 16 the high nibble. Every product above is exact
-in float32, so the value of each element is defined to the last bit.
+F32, F16 and BF16 store elements one by one. ``block_formats`` and ``k_formats`` define the bits of the
+others, which are ggml's.
 """
 
 from __future__ import annotations
@@ -19,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rooftree.checkpoint import block_formats as ggml
+from rooftree.checkpoint import k_formats as ggml_k
 from rooftree.checkpoint.base import DType, Tensor
+from rooftree.checkpoint.block_formats import BLOCK, ByteArray, FloatArray
+from rooftree.checkpoint.k_formats import SUPER_BLOCK
 
-FloatArray = npt.NDArray[np.float32]
-ByteArray = npt.NDArray[np.uint8]
-
-BLOCK = 32
+# Elements converted at once: intermediate arrays stay in the cache, and small beside any large tensor.
+_CHUNK = 1 << 16
 
 
 class Format(NamedTuple):
@@ -40,7 +36,12 @@ FORMATS: dict[DType, Format] = {
     "BF16": Format(1, 2),
     "Q4_0": Format(BLOCK, 18),
     "Q4_1": Format(BLOCK, 20),
+    "Q5_0": Format(BLOCK, 22),
+    "Q5_1": Format(BLOCK, 24),
     "Q8_0": Format(BLOCK, 34),
+    "Q4_K": Format(SUPER_BLOCK, 144),
+    "Q5_K": Format(SUPER_BLOCK, 176),
+    "Q6_K": Format(SUPER_BLOCK, 210),
 }
 
 
@@ -70,17 +71,31 @@ def dequantize(tensor: Tensor) -> FloatArray:
 
 def dequantize_bytes(dtype: DType, data: ByteArray) -> FloatArray:
     """The values stored in contiguous bytes of a format, as a flat float32 array of its own."""
-    return _DECODERS[dtype](data)
+    block, block_bytes = FORMATS[dtype]
+    decode = _CODECS[dtype].decode
+    blocks = data.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), block), np.float32)
+    at_once = _CHUNK // block
+    for first in range(0, len(blocks), at_once):
+        values[first : first + at_once] = decode(blocks[first : first + at_once])
+    return values.reshape(-1)
 
 
 def quantize(dtype: DType, values: npt.NDArray[np.floating]) -> ByteArray:
-    """The bytes that store an array in a format, flat; the block formats round as ggml's reference code does.
+    """The bytes that store an array in a format, flat; see each format's module for how it rounds.
 
     Raises ValueError where the last axis does not fill whole blocks.
     """
     array = np.ascontiguousarray(values, dtype=np.float32)
     row_bytes(dtype, array.shape[-1] if array.ndim else 1)
-    return _ENCODERS[dtype](array.reshape(-1))
+    block, block_bytes = FORMATS[dtype]
+    encode = _CODECS[dtype].encode
+    rows = array.reshape(-1, block)
+    data = np.empty((len(rows), block_bytes), np.uint8)
+    at_once = _CHUNK // block
+    for first in range(0, len(rows), at_once):
+        data[first : first + at_once] = encode(rows[first : first + at_once])
+    return data.reshape(-1)
 
 
 def _decode_f32(data: ByteArray) -> FloatArray:
@@ -93,35 +108,6 @@ def _decode_f16(data: ByteArray) -> FloatArray:
 
 def _decode_bf16(data: ByteArray) -> FloatArray:
     return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _half(columns: ByteArray) -> FloatArray:
-    """fp16 numbers out of two byte columns of the blocks, as a float32 column."""
-    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: ByteArray) -> npt.NDArray[np.uint8]:
-    return np.concatenate((packed & 0x0F, packed >> 4), axis=1)
-
-
-def _decode_q4_0(data: ByteArray) -> FloatArray:
-    blocks = data.reshape(-1, FORMATS["Q4_0"].block_bytes)
-    quants = _nibbles(blocks[:, 2:]).astype(np.float32)
-    quants -= 8.0
-    return np.multiply(quants, _half(blocks[:, :2]), out=quants).reshape(-1)
-
-
-def _decode_q4_1(data: ByteArray) -> FloatArray:
-    blocks = data.reshape(-1, FORMATS["Q4_1"].block_bytes)
-    quants = _nibbles(blocks[:, 4:]).astype(np.float32)
-    quants *= _half(blocks[:, :2])
-    return np.add(quants, _half(blocks[:, 2:4]), out=quants).reshape(-1)
-
-
-def _decode_q8_0(data: ByteArray) -> FloatArray:
-    blocks = data.reshape(-1, FORMATS["Q8_0"].block_bytes)
-    quants = blocks[:, 2:].view(np.int8).astype(np.float32)
-    return np.multiply(quants, _half(blocks[:, :2]), out=quants).reshape(-1)
 
 
 def _encode_f32(values: FloatArray) -> ByteArray:
@@ -140,65 +126,23 @@ def _encode_bf16(values: FloatArray) -> ByteArray:
     return np.where(np.isnan(values), quiet, rounded).astype("<u2").view(np.uint8)
 
 
-def _reciprocal(scale: FloatArray) -> FloatArray:
-    """1 / scale, and 0 where that would overflow: such a scale is 0 once stored as fp16."""
-    normal = np.abs(scale) >= np.finfo(np.float32).tiny
-    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=normal)
+class _Codec(NamedTuple):
+    """Between blocks (n, block bytes) uint8 and their elements (n, block) float32."""
+
+    decode: Callable[[ByteArray], FloatArray]
+    encode: Callable[[FloatArray], ByteArray]
 
 
-def _half_bytes(column: FloatArray) -> ByteArray:
-    return column.astype("<f2").view(np.uint8)
-
-
-def _pack(quants: ByteArray) -> ByteArray:
-    high: ByteArray = quants[:, BLOCK // 2 :] << np.uint8(4)
-    return quants[:, : BLOCK // 2] | high
-
-
-def _encode_q4_0(values: FloatArray) -> ByteArray:
-    """The element of largest magnitude (the first of equals) becomes exactly -8 steps."""
-    rows = values.reshape(-1, BLOCK)
-    largest = np.abs(rows).argmax(axis=1, keepdims=True)
-    scale = np.take_along_axis(rows, largest, axis=1) / np.float32(-8)
-    steps = rows * _reciprocal(scale) + np.float32(8.5)
-    quants = np.minimum(steps.astype(np.int8), 15).astype(np.uint8)
-    return np.concatenate((_half_bytes(scale), _pack(quants)), axis=1).reshape(-1)
-
-
-def _encode_q4_1(values: FloatArray) -> ByteArray:
-    rows = values.reshape(-1, BLOCK)
-    low = rows.min(axis=1, keepdims=True)
-    scale = (rows.max(axis=1, keepdims=True) - low) / np.float32(15)
-    steps = (rows - low) * _reciprocal(scale) + np.float32(0.5)
-    quants = np.minimum(steps.astype(np.int8), 15).astype(np.uint8)
-    return np.concatenate((_half_bytes(scale), _half_bytes(low), _pack(quants)), axis=1).reshape(-1)
-
-
-def _encode_q8_0(values: FloatArray) -> ByteArray:
-    """Rounds half away from zero, as C's roundf does."""
-    rows = values.reshape(-1, BLOCK)
-    scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
-    steps = rows * _reciprocal(scale)
-    whole = np.trunc(steps)
-    away = np.where(np.abs(steps - whole) >= 0.5, np.sign(steps), np.float32(0))
-    quants: ByteArray = (whole + away).astype(np.int8).view(np.uint8)
-    return np.concatenate((_half_bytes(scale), quants), axis=1).reshape(-1)
-
-
-_DECODERS: dict[DType, Callable[[ByteArray], FloatArray]] = {
-    "F32": _decode_f32,
-    "F16": _decode_f16,
-    "BF16": _decode_bf16,
-    "Q4_0": _decode_q4_0,
-    "Q4_1": _decode_q4_1,
-    "Q8_0": _decode_q8_0,
-}
-
-_ENCODERS: dict[DType, Callable[[FloatArray], ByteArray]] = {
-    "F32": _encode_f32,
-    "F16": _encode_f16,
-    "BF16": _encode_bf16,
-    "Q4_0": _encode_q4_0,
-    "Q4_1": _encode_q4_1,
-    "Q8_0": _encode_q8_0,
+_CODECS: dict[DType, _Codec] = {
+    "F32": _Codec(_decode_f32, _encode_f32),
+    "F16": _Codec(_decode_f16, _encode_f16),
+    "BF16": _Codec(_decode_bf16, _encode_bf16),
+    "Q4_0": _Codec(ggml.decode_q4_0, ggml.encode_q4_0),
+    "Q4_1": _Codec(ggml.decode_q4_1, ggml.encode_q4_1),
+    "Q5_0": _Codec(ggml.decode_q5_0, ggml.encode_q5_0),
+    "Q5_1": _Codec(ggml.decode_q5_1, ggml.encode_q5_1),
+    "Q8_0": _Codec(ggml.decode_q8_0, ggml.encode_q8_0),
+    "Q4_K": _Codec(ggml_k.decode_q4_k, ggml_k.encode_q4_k),
+    "Q5_K": _Codec(ggml_k.decode_q5_k, ggml_k.encode_q5_k),
+    "Q6_K": _Codec(ggml_k.decode_q6_k, ggml_k.encode_q6_k),
 }

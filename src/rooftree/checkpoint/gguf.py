@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rooftree.checkpoint.base import DType, Tensor
-from rooftree.checkpoint.formats import FORMATS, tensor_bytes
+from rooftree.checkpoint.formats import tensor_bytes
 from rooftree.checkpoint.mapped import MappedFile, map_file
 from rooftree.errors import ModelError
 
@@ -24,7 +24,19 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 
-TENSOR_TYPES: dict[int, DType] = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}
+TENSOR_TYPES: dict[int, DType] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    30: "BF16",
+}
 
 # Names of the other ids, for messages only.
 TYPE_NAMES = dict(
@@ -256,7 +268,7 @@ def _read_tensor_record(cursor: _Cursor) -> _TensorRecord:
         known = TYPE_NAMES.get(type_id, "an unknown type")
         cursor.fail(
             f"is stored as {known} (type id {type_id}), which is not supported; supported are "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(TENSOR_TYPES.values())}"
         )
     return _TensorRecord(name, shape, dtype, offset)
 
