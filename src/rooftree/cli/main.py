@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "Talk with a model in the terminal.",
     "pull": "Fetch a model.",
     "inspect": "Show what a model is made of.",
+    "devices": "List the accelerators that can be planned for.",
     "bench": "Measure speed.",
     "version": "Show the version.",
 }

@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
+from rooftree.errors import ConfigError
 from rooftree.specs.device import DeviceSpec
+from rooftree.specs.device_file import devices_from, read_devices
+
+_VENDORS = re.compile(r"\b(nvidia|amd|intel|google|aws|amazon|instinct|geforce)\b")
+
+
+@cache
+def _built_in() -> tuple[DeviceSpec, ...]:
+    text = files("rooftree.specs").joinpath("devices.toml").read_text(encoding="utf-8")
+    return devices_from(tomllib.loads(text), "devices.toml")
 
 
 def known_devices(user_file: Path | None = None) -> tuple[DeviceSpec, ...]:
-    """Every device of the catalogue, then those of a user's TOML or JSON file (same name: the user's wins).
+    """Every device of the catalogue, then those of a user's TOML or JSON file.
+
+    A device of the user's replaces the catalogue's of the same name.
 
     Raises:
         ConfigError: the file is not readable or a field is missing or impossible; the message names it.
     """
-    raise NotImplementedError
+    own = read_devices(user_file) if user_file is not None else ()
+    replaced = {_key(device.name) for device in own}
+    return (*(device for device in _built_in() if _key(device.name) not in replaced), *own)
 
 
 def find_device(name: str, user_file: Path | None = None) -> DeviceSpec:
-    """A device by name or alias, case, spaces and hyphens aside.
+    """A device by name or alias. Case, spaces, hyphens and the vendor's name do not matter.
 
     Raises:
-        ConfigError: no device, or several, match; the message lists the nearest names.
+        ConfigError: there is none; the message lists names like it. Or the user's file is wrong.
     """
-    raise NotImplementedError
+    devices = known_devices(user_file)
+    wanted = _key(name)
+    # The user's come last and win.
+    for device in reversed(devices):
+        if wanted in map(_key, (device.name, *device.aliases)):
+            return device
+    by_key = {
+        _key(spelling): device.name for device in devices for spelling in (device.name, *device.aliases)
+    }
+    close = [by_key[key] for key in difflib.get_close_matches(wanted, by_key, n=5, cutoff=0.5)]
+    partial = [shown for key, shown in by_key.items() if wanted and wanted in key]
+    like = list(dict.fromkeys([*partial, *close]))[:5] or sorted(device.name for device in devices)
+    raise ConfigError(
+        f"device {name!r} is not known; like it: {', '.join(like)} (rooftree devices lists all)"
+    )
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", _VENDORS.sub("", name.lower().replace("_", " ").replace("-", " ")))
