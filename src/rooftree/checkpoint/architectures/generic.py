@@ -13,9 +13,9 @@ _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_siz
 
 # Keys that change what is stored in ways that this reading does not know.
 _STRANGE = re.compile(
-    r"lora|moe|expert|mamba|ssm|conv|recurren|linear_(num|key|value)|lightning|latent|index_|kv_shar|per_layer"
-    r"|cross_attention|layers_block_type|hybrid|attn_type|attn_layer|nope_head_dim|v_head_dim|mlp_only|multi_query"
-    r"|laurel|altup|chunk_size|n_head|state_size"
+    r"lora|moe|expert|mamba|ssm|conv_|_conv|recurren|linear_(num|key|value)|lightning|latent|index_|kv_shar"
+    r"|per_layer|cross_attention|block_type|hybrid|attn_type|attn_layer|nope_head|v_head|mlp_only|multi_query"
+    r"|laurel|altup|chunk_size|^n_head|state_size"
 )
 _MIXTRAL = {"num_local_experts", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef"}
 _MIXTRAL |= {"router_jitter_noise"}
