@@ -25,4 +25,4 @@ call /v1/chat/completions -d '{"messages": [{"role": "user", "content": "Count t
     "max_tokens": 16, "temperature": 0, "stream": true, "stream_options": {"include_usage": true}}'
 call /tokenize -d '{"prompt": "Hello, world!"}'
 call /detokenize -d '{"tokens": [1, 2, 3]}'
-call /metrics | grep -E '== |num_requests_(running|waiting)|generation_tokens_total'
+call /metrics | grep -E '^(== |rooftree:num_requests|rooftree:generation_tokens_total)'

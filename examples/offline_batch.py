@@ -42,7 +42,8 @@ def main() -> None:
         sys.exit(f"error: {error}")
     for prompt, answer in zip(prompts, answers, strict=True):
         (choice,) = answer.outputs
-        print(json.dumps({"prompt": prompt, "text": choice.text, "finish_reason": choice.finish_reason}))
+        line = {"prompt": prompt, "text": choice.text, "finish_reason": choice.finish_reason}
+        print(json.dumps(line, ensure_ascii=False))
     tokens = sum(len(answer.outputs[0].token_ids) for answer in answers)
     print(f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.0f} per second", file=sys.stderr)
 

@@ -9,15 +9,17 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import get_args
 
 import click
 import httpx
 import pytest
 
-from rooftree.checkpoint.gguf import TENSOR_TYPES
+from rooftree.checkpoint.base import DType
 from rooftree.checkpoint.gguf_model import ARCHITECTURES as GGUF_ARCHITECTURES
 from rooftree.checkpoint.hf_config import ARCHITECTURES as HF_ARCHITECTURES
 from rooftree.cli.main import COMMANDS, cli
+from rooftree.engine.config import KVCacheDType
 from rooftree.server.app import ENDPOINTS, build_app
 from rooftree.server.config import ServerConfig
 from rooftree.server.fields import CHAT_OFF_VALUES, COMPLETION_OFF_VALUES
@@ -29,6 +31,7 @@ from rooftree.server.protocol import (
     TokenizeRequest,
 )
 from rooftree.server.state import ServerState
+from rooftree.specs.model import Family
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -302,7 +305,14 @@ def test_series_within_sentences_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/checkpoint.md", "CHANGELOG.md"])
 def test_every_storage_format_is_named(page: str) -> None:
-    assert set(TENSOR_TYPES.values()) <= set(re.findall(r"\w+", text_of(page)))
+    assert set(get_args(DType)) <= set(re.findall(r"\w+", text_of(page)))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md", "CHANGELOG.md"])
+def test_every_kv_format_and_family_is_named(page: str) -> None:
+    words = set(re.findall(r"\w+", text_of(page).lower()))
+    assert set(get_args(KVCacheDType)) <= words
+    assert page == "docs/operations.md" or set(get_args(Family)) <= words
 
 
 def test_every_architecture_is_named() -> None:
