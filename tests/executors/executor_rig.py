@@ -38,9 +38,19 @@ def memory_checkpoint(spec: ModelSpec, weights: Weights, dtype: DTypes = "F32") 
     return Checkpoint("tiny", "memory", "safetensors", spec, tensors, TextAssets())
 
 
+SUPER_BLOCK_SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+}
+
+
 def tiny_checkpoint(family: Any = "llama", dtype: DTypes = "F32", seed: int = 0, **over: Any) -> Checkpoint:
-    """A random model of a family; fields of the spec may be overridden."""
-    spec = tiny_spec(family, **over)
+    """A random model of a family, 256 wide for formats that need it; fields may be overridden."""
+    wide = isinstance(dtype, str) and dtype.endswith("_K")
+    spec = tiny_spec(family, **(SUPER_BLOCK_SHAPE if wide else {}) | over)
     return memory_checkpoint(spec, random_weights(spec, seed), dtype)
 
 
@@ -122,16 +132,20 @@ class Driver:
         self.step([(feed, len(tokens) - feed.computed)])
         return self.logits[feed.request_id]
 
-    def read_each(self, tokens: Sequence[int], chunk: int, block_ids: Sequence[int]) -> Floats:
-        """Logits after every ``chunk``-th token, each read as the end of a chunk of a growing request."""
+    def read_at(self, tokens: Sequence[int], ends: Iterable[int], block_ids: Sequence[int]) -> Floats:
+        """Logits after each of these numbers of tokens, (ends, vocab), of one request growing by chunks."""
         feed = self.feed([], block_ids, num_prompt_tokens=1)
         rows = []
-        for begin in range(0, len(tokens), chunk):
-            piece = tokens[begin : begin + chunk]
-            feed.tokens.extend(piece)
-            self.step([(feed, len(piece))])
+        for end in ends:
+            feed.tokens.extend(tokens[feed.computed : end])
+            self.step([(feed, end - feed.computed)])
             rows.append(self.logits[feed.request_id])
         return np.stack(rows)
+
+    def read_each(self, tokens: Sequence[int], chunk: int, block_ids: Sequence[int]) -> Floats:
+        """The same after every ``chunk`` tokens and what is left."""
+        ends = [*range(chunk, len(tokens), chunk), len(tokens)]
+        return self.read_at(tokens, ends, block_ids)
 
 
 def spread_error(got: Floats, expected: Floats) -> float:

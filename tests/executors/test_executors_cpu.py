@@ -12,7 +12,7 @@ from rigs.models import path_successor, random_weights, successor_weights, tiny_
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.engine.executors.cpu import CPUExecutor
 from rooftree.engine.executors.reference import ReferenceExecutor
-from rooftree.errors import ConfigError, ModelError
+from rooftree.errors import ConfigError, EngineDeadError, ModelError
 from rooftree.sampling.params import SamplingParams
 from rooftree.scheduler.output import SchedulerOutput
 
@@ -29,8 +29,14 @@ def test_sizes(kind: Any, kv: str, size: int):
     matrices = sum(t.num_bytes for t in checkpoint.tensors.values() if len(t.shape) == 2)
     assert executor.weight_bytes == matrices
     assert executor.activation_bytes >= 4 * 512 * checkpoint.spec.hidden_size
+
+
+def test_a_closed_executor_says_so():
+    executor = make_executor(tiny_checkpoint())
     executor.close()
     executor.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        Driver(executor).read([1], [], [0])
 
 
 def test_packed_weights_are_as_large_as_the_stored_ones():
@@ -70,6 +76,29 @@ def test_a_pool_that_the_system_refuses():
         make_executor(tiny_checkpoint(), num_blocks=2**46 // (16 * 512))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_last_position_of_the_context(isa: str):
+    tokens = random_tokens(33)
+    roomy, exact = (
+        Driver(make_executor(tiny_checkpoint(), isa=isa, max_model_len=length)).read(tokens, [32], [2, 0, 1])
+        for length in (512, 33)
+    )
+    assert np.array_equal(roomy, exact)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["F32", "Q4_1"])
+def test_a_hundred_decodes_in_one_step(isa: str, dtype: Any):
+    """More sampled rows than one pass over a weight tile serves."""
+    options = {"max_num_seqs": 100, "max_num_batched_tokens": 1024, "num_blocks": 100, "threads": 2}
+    driver = Driver(make_executor(tiny_checkpoint(dtype=dtype), isa=isa, **options))
+    feeds = [driver.feed(random_tokens(1 + i % 16, seed=i), [i]) for i in range(100)]
+    driver.step([(feed, len(feed.tokens)) for feed in feeds])
+    together = driver.logits
+    for feed in feeds[::9]:
+        assert np.array_equal(driver.read(feed.tokens, [], feed.block_ids), together[feed.request_id])
+
+
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_only_requests_that_sample_get_tokens(kind: Any):
     driver = Driver(make_executor(tiny_checkpoint(), kind))
@@ -85,11 +114,28 @@ def test_only_requests_that_sample_get_tokens(kind: Any):
     assert driver.executor.last_native_seconds >= 0
 
 
-@pytest.mark.parametrize("kind", EXECUTORS)
-def test_an_empty_step_is_harmless(kind: Any):
-    executor = make_executor(tiny_checkpoint(), CPUExecutor)
-    result = executor.execute(SchedulerOutput([], {}, 0))
+def test_an_empty_step_is_harmless():
+    driver = Driver(make_executor(tiny_checkpoint()))
+    before = driver.read([1, 2, 3], [], [0])
+    result = driver.executor.execute(SchedulerOutput([], {}, 0))
     assert (result.sampled_token_ids, result.errors) == ({}, {})
+    assert np.array_equal(driver.read([1, 2, 3], [], [0]), before)
+
+
+def test_a_step_larger_than_the_program_is_refused_before_it_starts():
+    driver = Driver(make_executor(tiny_checkpoint(), max_num_batched_tokens=16, max_num_seqs=2))
+    before = driver.read([1, 2, 3], [], [0])
+    with pytest.raises(ValueError, match="more tokens than the program was made for"):
+        driver.read(random_tokens(17), [], [1, 2])
+    assert np.array_equal(driver.read([1, 2, 3], [], [0]), before)
+
+
+def test_a_step_without_a_cache_is_refused():
+    executor = CPUExecutor(
+        tiny_checkpoint(), max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16, threads=1
+    )
+    with pytest.raises(ValueError, match="no memory yet"):
+        Driver(executor).read([1], [], [0])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -84,7 +84,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestLife.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
 
 
 def test_a_row_stays_while_its_request_does():

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rigs.tokenizer import tiny_tokenizer
 from rooftree import _native
+from rooftree.checkpoint.base import TextAssets
 from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
+from rooftree.engine.input_processor import InputProcessor
+from rooftree.errors import RequestError
 from rooftree.sampling.params import SamplingParams
 from rooftree.sampling.validate import validate_sampling_params
 from rooftree.scheduler.output import ScheduledRequest
+from rooftree.text.tokenizer import Tokenizer
+
+FLOAT32_MAX = 3.4028234663852886e38
 
 # native/sampler.h, SamplingRow, in C's own alignment.
 ROW = np.dtype(
@@ -104,19 +111,14 @@ def test_a_step_leaves_nothing_for_the_next():
     rows.pack([])
 
 
-TOO_LARGE = pytest.mark.xfail(strict=True, reason="legal numbers that neither float32 nor int32 holds")
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"temperature": 5e-324},
-        {"temperature": 3.4e38},
-        pytest.param({"temperature": 3.5e38}, marks=TOO_LARGE),
-        pytest.param({"temperature": sys.float_info.max}, marks=TOO_LARGE),
+        {"temperature": FLOAT32_MAX},
         {"top_k": 2**31 - 1},
-        pytest.param({"top_k": 2**31}, marks=TOO_LARGE),
-        pytest.param({"top_k": 10**30}, marks=TOO_LARGE),
+        {"top_k": 2**31},
+        {"top_k": 10**30},
         {"min_p": 5e-324},
         {"top_p": 5e-324},
         {"repetition_penalty": 0.01},
@@ -125,9 +127,16 @@ TOO_LARGE = pytest.mark.xfail(strict=True, reason="legal numbers that neither fl
     ],
     ids=str,
 )
-def test_whatever_validation_accepts_can_be_packed(options: dict[str, Any]):
+def test_whatever_passes_the_door_can_be_packed(options: dict[str, Any]):
     """A number that fails here would end the step, and with it every request in it."""
-    params = SamplingParams(**options)
-    validate_sampling_params(params, 512)
-    (row,), _ = packed(request(params, seed=params.seed or 0))
+    tokenizer = Tokenizer.from_assets(TextAssets(tokenizer_json=tiny_tokenizer().hf_json()))
+    door = InputProcessor(tokenizer, vocab_size=512, eos_token_ids=(), max_model_len=64)
+    (choice,) = door.process("r", [1], SamplingParams(**options)).choices
+    (row,), _ = packed(request(choice.params, seed=choice.seed))
     assert np.isfinite([row[name] for name in ("temperature", "top_p", "min_p", "repetition")]).all()
+
+
+@pytest.mark.parametrize("temperature", [3.41e38, sys.float_info.max])
+def test_what_could_not_be_packed_is_refused_at_the_door(temperature: float):
+    with pytest.raises(RequestError, match=r"from 0 \(greedy\) to 3.4e38"):
+        validate_sampling_params(SamplingParams(temperature=temperature), 512)

@@ -8,9 +8,9 @@ import numpy as np
 
 from rooftree import _native
 from rooftree.checkpoint.base import DType, Tensor
-from rooftree.checkpoint.formats import quantize
+from rooftree.checkpoint.formats import FORMATS, is_quantized, quantize
 from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
-from rooftree.kernels.cpu import CpuRecorder, CpuValue
+from rooftree.kernels.cpu import FORMAT_CODES, CpuRecorder, CpuValue
 from rooftree.kernels.ops import Floats
 from rooftree.kernels.reference_sampler import Sample
 from rooftree.sampling.params import SamplingParams
@@ -18,6 +18,22 @@ from rooftree.scheduler.output import ScheduledRequest
 
 GREEDY = SamplingParams(temperature=0.0)
 ISAS = _native.supported_isas()
+DTYPES: tuple[DType, ...] = tuple(FORMAT_CODES)
+QUANTISED = tuple(dtype for dtype in DTYPES if is_quantized(dtype))
+WITH_MINIMA = tuple(dtype for dtype in QUANTISED if dtype in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"))
+
+
+def width(dtype: DType, blocks: int, odd: int = 32) -> int:
+    """A row length of whole blocks of a format; of ``odd`` elements each where elements stand alone."""
+    return blocks * (FORMATS[dtype].block if is_quantized(dtype) else odd)
+
+
+def set_scales(dtype: DType, blocks: np.ndarray, scales: np.ndarray) -> None:
+    """Write fp16 scales (n or 1, 2) into stored blocks (n, block bytes): d, and what scales the minimum."""
+    places = [208] if dtype == "Q6_K" else [0, 2] if dtype in WITH_MINIMA else [0]
+    for column, place in enumerate(places):
+        halves = np.ascontiguousarray(np.broadcast_to(scales[:, column : column + 1], (len(blocks), 1)))
+        blocks[:, place : place + 2] = halves.view(np.uint8)
 
 
 def tensor(name: str, values: np.ndarray, dtype: DType = "F32") -> Tensor:

@@ -74,7 +74,7 @@ def test_tokens_and_logprobs_are_the_reference_ones(isa: str, name: str, step: f
             seed=int(rng.integers(-(2**63), 2**63)),
             banned=tuple(rng.integers(0, 512, i % 3).tolist()),
         )
-        for i in range(128)
+        for i in range(64)
     ]
     for request, got in zip(requests, RowProgram(table, isa=isa).sample(requests), strict=True):
         expected = reference(table, request)
@@ -175,8 +175,9 @@ def test_frequencies_follow_the_distribution(isa: str, name: str):
     assert statistic < freedom + 4 * np.sqrt(2 * freedom)
 
 
-def test_a_request_draws_the_same_whatever_stands_beside_it():
-    program = RowProgram(make_table(8, 512, seed=5))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_request_draws_the_same_whatever_stands_beside_it(threads: int):
+    program = RowProgram(make_table(8, 512, seed=5), threads=threads)
     requests = [
         asked(SamplingParams(**options, logprobs=3), [i % 8], seed=i)
         for i, options in enumerate(OPTIONS.values())

@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rooftree.checkpoint.base import Checkpoint, TextAssets
-from rooftree.checkpoint.hf_config import parse_config
-from rooftree.checkpoint.json_file import read_json
-from rooftree.checkpoint.safetensors import read_folder
-from rooftree.checkpoint.validate import is_derived, validate_tensors
+from rooftree.checkpoint.base import Checkpoint
+from rooftree.checkpoint.open import open_checkpoint
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "transformers"
 NAMES = tuple(sorted(path.name for path in FOLDER.iterdir()))
@@ -27,11 +24,8 @@ class Expected(NamedTuple):
 
 
 def open_fixture(name: str) -> Checkpoint:
-    """The checkpoint of a fixture, which has no tokenizer."""
-    folder = FOLDER / name
-    spec = parse_config(read_json(folder / "config.json"), str(folder))
-    tensors = validate_tensors(spec, read_folder(folder, is_derived), str(folder))
-    return Checkpoint(name, str(folder), "safetensors", spec, tensors, TextAssets())
+    """The checkpoint of a fixture, whose tokenizer is empty."""
+    return open_checkpoint(str(FOLDER / name))
 
 
 def expected_of(name: str) -> Expected:
