@@ -14,6 +14,7 @@ from rooftree.sampling.validate import resolve_max_tokens, validate_prompt, vali
 
 VOCAB = 1000
 NAN, INF = float("nan"), float("inf")
+FLOAT32_MAX = 3.4028234663852886e38
 
 
 def check(**fields: object) -> None:
@@ -23,7 +24,7 @@ def check(**fields: object) -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [0, 0.0, 5e-324, 1e-38, 1e-5, 1, 2.0, 1e300]),
+        ("temperature", [0, 0.0, 5e-324, 1e-38, 1e-5, 1, 2.0, FLOAT32_MAX]),
         ("top_p", [0, 0.0, 1e-9, 0.5, 1, 1.0]),
         ("top_k", [-1, 0, 1, VOCAB, VOCAB + 1, 2**40]),
         ("min_p", [0, 0.0, 0.5, 1, 1.0]),
@@ -49,7 +50,7 @@ def test_legal_values_pass(field: str, values: list[object]) -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [-1e-9, -1, NAN, INF, -INF, 10**400, "1", None, True, [1]]),
+        ("temperature", [-1e-9, -1, NAN, INF, -INF, 3.41e38, 1e300, 10**400, "1", None, True, [1]]),
         ("top_p", [-0.1, 1.0001, 2, NAN, INF, "x", False]),
         ("top_k", [-2, 1.0, 2.5, NAN, "3", True, None]),
         ("min_p", [-0.1, 1.1, NAN]),
@@ -91,7 +92,10 @@ def test_illegal_values_are_refused_by_name(field: str, values: list[object]) ->
 
 def test_a_refusal_says_what_was_asked_and_what_is_possible() -> None:
     for fields, message in [
-        ({"temperature": -0.5}, "temperature is -0.5; possible: a finite number from 0 (greedy) up."),
+        (
+            {"temperature": -0.5},
+            "temperature is -0.5; possible: a number from 0 (greedy) to 3.4e38 (samplers use 32 bits).",
+        ),
         ({"logprobs": 25}, "logprobs is 25; possible: a whole number from 0 to 20."),
         ({"stop_token_ids": (1000,)}, "stop_token_ids is 1000; possible: token ids from 0 to 999."),
         (

@@ -7,7 +7,6 @@ a sampler may rely on every id being in the vocabulary and every number being fi
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from sys import float_info
 from typing import NamedTuple, NoReturn, TypeGuard
 
 from rooftree.errors import RequestError
@@ -17,6 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_TOKEN_IDS = 1024
 MAX_CHOICES = 128
 _INT64 = 2**63
+_FLOAT32_MAX = 2.0**128 - 2.0**104
 
 
 class _Range(NamedTuple):
@@ -28,7 +28,7 @@ class _Range(NamedTuple):
 
 
 _FLOATS = {
-    "temperature": _Range(0.0, float_info.max, "a finite number from 0 (greedy) up"),
+    "temperature": _Range(0.0, _FLOAT32_MAX, "a number from 0 (greedy) to 3.4e38 (samplers use 32 bits)"),
     "top_p": _Range(0.0, 1.0, "a number from 0 to 1 (0 keeps the likeliest token only, 1 keeps all)"),
     "min_p": _Range(0.0, 1.0, "a number from 0 (off) to 1"),
     "presence_penalty": _Range(-2.0, 2.0, "a number from -2 to 2"),
@@ -41,8 +41,9 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int, max_logpro
     """Check every field of ``params`` for type and range.
 
     ``top_p`` 0 is accepted and means what ``top_k`` 1 does: the nucleus always holds the likeliest token.
-    ``top_k`` above the vocabulary is off, as 0 and -1 are. ``repetition_penalty`` multiplies or divides
-    logits, so it is kept to where 32-bit floats can not overflow.
+    ``top_k`` above the vocabulary is off, as 0 and -1 are. Samplers work with 32-bit floats: every number
+    here is one without overflow, and ``repetition_penalty``, which multiplies or divides logits, is kept to
+    where they can not overflow either.
 
     Raises:
         RequestError: 400, ``param`` naming the field, the message its value and what is possible.
