@@ -31,8 +31,8 @@ def known_devices(user_file: Path | None = None) -> tuple[DeviceSpec, ...]:
         ConfigError: the file is not readable or a field is missing or impossible; the message names it.
     """
     own = read_devices(user_file) if user_file is not None else ()
-    replaced = {_key(device.name) for device in own}
-    return (*(device for device in _built_in() if _key(device.name) not in replaced), *own)
+    replaced = {normal_name(device.name) for device in own}
+    return (*(device for device in _built_in() if normal_name(device.name) not in replaced), *own)
 
 
 def find_device(name: str, user_file: Path | None = None) -> DeviceSpec:
@@ -42,13 +42,15 @@ def find_device(name: str, user_file: Path | None = None) -> DeviceSpec:
         ConfigError: there is none; the message lists names like it. Or the user's file is wrong.
     """
     devices = known_devices(user_file)
-    wanted = _key(name)
+    wanted = normal_name(name)
     # The user's come last and win.
     for device in reversed(devices):
-        if wanted in map(_key, (device.name, *device.aliases)):
+        if wanted in map(normal_name, (device.name, *device.aliases)):
             return device
     by_key = {
-        _key(spelling): device.name for device in devices for spelling in (device.name, *device.aliases)
+        normal_name(spelling): device.name
+        for device in devices
+        for spelling in (device.name, *device.aliases)
     }
     close = [by_key[key] for key in difflib.get_close_matches(wanted, by_key, n=5, cutoff=0.5)]
     partial = [shown for key, shown in by_key.items() if wanted and wanted in key]
@@ -58,5 +60,6 @@ def find_device(name: str, user_file: Path | None = None) -> DeviceSpec:
     )
 
 
-def _key(name: str) -> str:
+def normal_name(name: str) -> str:
+    """A name without case, spaces, punctuation and vendor: equal for all spellings of one device."""
     return re.sub(r"[^a-z0-9]", "", _VENDORS.sub("", name.lower().replace("_", " ").replace("-", " ")))
