@@ -69,4 +69,5 @@ class Divergence:
 def log_softmax(logits: Floats) -> Doubles:
     """Natural logarithms of the probabilities, row by row, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    logs: Doubles = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logs

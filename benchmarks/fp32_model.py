@@ -51,7 +51,8 @@ class _Fp32Ops:
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
-        return x / np.sqrt(mean + np.float32(eps)) * weight
+        normed: Floats = x / np.sqrt(mean + np.float32(eps)) * weight
+        return normed
 
     def linear(self, x: Floats, weights: Sequence[Floats], biases: Sequence[Floats | None]) -> Floats:
         return np.concatenate([_affine(x, w, b) for w, b in zip(weights, biases, strict=True)], axis=1)
@@ -63,7 +64,8 @@ class _Fp32Ops:
         self, x: Floats, gate: Floats, up: Floats, gate_bias: Floats | None, up_bias: Floats | None
     ) -> Floats:
         g = _affine(x, gate, gate_bias)
-        return g / (1 + np.exp(-g)) * _affine(x, up, up_bias)
+        gated: Floats = g / (1 + np.exp(-g)) * _affine(x, up, up_bias)
+        return gated
 
     def rope_and_cache(
         self, qkv: Floats, layer: int, q_norm: Floats | None, k_norm: Floats | None, eps: float
