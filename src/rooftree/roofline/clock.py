@@ -41,6 +41,7 @@ class StepClock:
     fixed_seconds: float
     sequence_seconds: float
     token_link_seconds: float
+    launch_seconds: float
     stages: int
     expert_devices: int
     skew: float
@@ -66,7 +67,8 @@ class StepClock:
             decode, reads, pairs = span.decode * part, span.prefill_reads * part, span.prefill_pairs * part
             total += decode * max(attention.read_seconds, attention.pair_seconds)
             total += max(reads * attention.read_seconds, pairs * attention.prefill_pair_seconds)
-        return total + max(sequences * self.state_seconds, tokens * self.state_flop_seconds)
+        total += max(sequences * self.state_seconds, tokens * self.state_flop_seconds)
+        return max(total, self.launch_seconds)
 
 
 def step_clock(
@@ -106,6 +108,7 @@ def step_clock(
         fixed_seconds=fixed,
         sequence_seconds=efficiency.request_seconds,
         token_link_seconds=per_token,
+        launch_seconds=efficiency.launch_seconds * costs.layers,
         stages=stages,
         expert_devices=costs.parallel.expert,
         skew=skew,

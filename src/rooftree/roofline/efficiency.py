@@ -17,6 +17,8 @@ class Efficiency:
         layer_seconds, expert_layer_seconds: fixed cost of each layer, and of each layer's routing.
         all_reduce_seconds: latency of one all-reduce.
         step_seconds, request_seconds: fixed cost of a step, and of each request in it.
+        launch_seconds: host time that launching a layer takes while the device works; a step is never shorter
+            than that of all layers. Engines without graphs are bound by it.
     """
 
     weight_bandwidth: float = 1.0
@@ -30,6 +32,7 @@ class Efficiency:
     all_reduce_seconds: float = 0.0
     step_seconds: float = 0.0
     request_seconds: float = 0.0
+    launch_seconds: float = 0.0
 
 
 PEAK = Efficiency()

@@ -66,7 +66,8 @@ def step_time(work: StepWork, device: DeviceSpec, efficiency: Efficiency = PEAK)
 
     Kernels of one kind follow those of another, and each kind takes the longer of its bytes over bandwidth
     and its FLOP over the arithmetic rate; all-reduces and fixed costs are added. So the sum is never below
-    the roofline max(FLOP / peak, bytes / bandwidth) of the whole step.
+    the roofline max(FLOP / peak, bytes / bandwidth) of the whole step. Where the host takes longer to launch the
+    layers, the device waits for it.
 
     Raises:
         ConfigError: several devices, and no link between them is known.
@@ -75,6 +76,10 @@ def step_time(work: StepWork, device: DeviceSpec, efficiency: Efficiency = PEAK)
     if work.devices > 1 or work.stages > 1:
         parts.append(PartTime("interconnect", link_seconds(work, device, efficiency), "interconnect"))
     parts.append(PartTime("overhead", overhead_seconds(work, efficiency), "overhead"))
+    device_seconds = sum(part.seconds for part in parts)
+    idle = efficiency.launch_seconds * work.layers - device_seconds
+    if idle > 0:
+        parts.append(PartTime("launching", idle, "overhead"))
     parts = _merged(parts)
     seconds = sum(part.seconds for part in parts)
     busy = max(seconds, 1e-12) * work.stages / work.micro_batches

@@ -1,0 +1,1 @@
+"""The cost model against measurements: points, fit, shipped constants, validation."""

@@ -1,0 +1,106 @@
+"""MODEL on the command line, as an Architecture: a file, a folder, or the name of a published model."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rooftree.checkpoint.architectures.parse import parse_architecture, read_architecture
+from rooftree.errors import ModelError
+from rooftree.specs.architecture import Architecture
+
+# Words that a name may have beside the model's own: tuning, and the format that is asked for apart from it.
+_ADDED = re.compile(
+    r"(?:instruct|chat|thinking|base|hf|it|fp8|fp4|nvfp4|mxfp4|bf16|fp16|int4|int8|awq|gptq)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model and the name to show for it."""
+
+    name: str
+    architecture: Architecture
+
+
+def resolve_model(text: str) -> NamedModel:
+    """A .gguf file, a config.json, a folder that holds one, or a published model by name.
+
+    Raises:
+        ModelError: none of them; the message lists near names.
+    """
+    path = Path(text)
+    if path.suffix == ".gguf" or path.exists():
+        return NamedModel(path.name, _read_file(path))
+    return published_model(text)
+
+
+def published_model(name: str) -> NamedModel:
+    """A model of the catalogue by name, alias, or either with a word such as Instruct or FP8 behind it.
+
+    Raises:
+        ModelError: not known.
+    """
+    entry = _by_name().get(_key(name))
+    if entry is None:
+        near = difflib.get_close_matches(_key(name), _by_name(), n=4, cutoff=0.5)
+        names = sorted({_by_name()[key]["name"] for key in near})
+        hint = f"; near it are {', '.join(names)}" if names else ""
+        raise ModelError(
+            f"{name}: no such file, and no published model of that name is known{hint}. Give a config.json, a "
+            "model folder or a .gguf file"
+        )
+    return NamedModel(entry["name"], _parse(entry["name"]))
+
+
+def published_names() -> tuple[str, ...]:
+    """Every model of the catalogue."""
+    return tuple(entry["name"] for entry in _catalogue())
+
+
+def _read_file(path: Path) -> Architecture:
+    if path.is_dir():
+        weights = sorted(path.glob("*.gguf"))
+        if not (path / "config.json").exists() and len(weights) == 1:
+            return _read_file(weights[0])
+        return read_architecture(path)
+    if path.suffix == ".gguf":
+        from rooftree.checkpoint.gguf_architecture import read_gguf_architecture
+
+        return read_gguf_architecture(path)
+    return read_architecture(path)
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> tuple[Mapping[str, Any], ...]:
+    text = files("rooftree.planner").joinpath("data", "models.json").read_text()
+    return tuple(json.loads(text)["models"])
+
+
+@lru_cache(maxsize=1)
+def _by_name() -> dict[str, Mapping[str, Any]]:
+    return {_key(name): entry for entry in _catalogue() for name in (entry["name"], *entry["aliases"])}
+
+
+@lru_cache(maxsize=64)
+def _parse(name: str) -> Architecture:
+    entry = next(entry for entry in _catalogue() if entry["name"] == name)
+    return parse_architecture(entry["config"], name)
+
+
+def _key(name: str) -> str:
+    """Owner, case, punctuation and added words aside."""
+    last = name.rsplit("/", 1)[-1].lower().strip()
+    while True:
+        bare = re.sub(r"[^a-z0-9]+$", "", last)
+        shorter = _ADDED.sub("", bare)
+        if shorter in ("", bare):
+            return re.sub(r"[^a-z0-9]", "", bare)
+        last = shorter
