@@ -342,6 +342,22 @@ def test_a_killed_engine_fails_all_its_requests_and_refuses_new_ones():
     run(test)
 
 
+@pytest.mark.timeout(60)
+def test_nothing_waits_for_an_engine_that_was_killed_a_moment_ago():
+    async def test() -> None:
+        async with running("slow") as llm:
+            stream = llm.generate("left", [1], greedy(500))
+            await anext(stream)
+            os.kill(llm._client.pid, signal.SIGKILL)
+            assert llm._client.wait(5) is not None
+            time.sleep(0.2)  # ZeroMQ's own thread knows by now, the event loop does not
+            await stream.aclose()
+            with pytest.raises(EngineDeadError):
+                await collect(llm, "late", [1], greedy())
+
+    run(test)
+
+
 def test_a_defect_in_the_engine_is_told_to_its_requests():
     async def test() -> None:
         async with running("mortal") as llm:

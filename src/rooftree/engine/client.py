@@ -88,8 +88,11 @@ class EngineClient:
 
     def send(self, message: EngineInput) -> None:
         """Send one message; never blocks. A message to a process that has ended goes nowhere."""
-        if not self._closed:
-            self._to_engine.send(self._encode(message))
+        if self._closed:
+            return
+        # The queue is not limited, but a socket whose peer is gone would wait for another one, for ever.
+        with contextlib.suppress(zmq.Again):
+            self._to_engine.send(self._encode(message), zmq.NOBLOCK)
 
     def wait(self, timeout: float) -> int | None:
         """Block until the process ends: its exit status, or None if it still runs."""
