@@ -20,10 +20,24 @@ inline size_t quantised_row_bytes(int64_t k) { return static_cast<size_t>(k / kB
 constexpr int kPartition = 256;
 // K and V are read in groups of 16 positions: block sizes are multiples of it.
 constexpr int kKvGroup = 16;
+// Largest head_dim.
+constexpr int kMaxHeadDim = 512;
 // Query rows that share one pass over a KV head.
 constexpr int kMaxAttentionRows = 48;
 
-enum class KvFormat : int { F16 = 0, F32 = 1 };
+enum class KvFormat : int { F16 = 0, F32 = 1, I8 = 2, F8 = 3 };
+
+// Bytes of one head's K (or V) in one block. The 8-bit formats append a float scale for each position: with a scale
+// shared by positions, an element would depend on which tokens came after it, and so an answer on its chunking.
+inline size_t kv_head_bytes(KvFormat format, int head_dim, int block_size) {
+    const size_t elements = static_cast<size_t>(head_dim) * block_size;
+    switch (format) {
+        case KvFormat::F16: return 2 * elements;
+        case KvFormat::F32: return 4 * elements;
+        case KvFormat::I8: case KvFormat::F8: return elements + sizeof(float) * block_size;
+    }
+    return 0;
+}
 
 // One KV head of one sequence, for up to kMaxAttentionRows query rows.
 struct AttentionArgs {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -102,36 +103,80 @@ static void rope(float* x, const float* cos, const float* sin, int head_dim, flo
 
 // ---- KV cache -------------------------------------------------------------------------------------------------
 
-static inline F load_kv(const uint16_t* p) { return Simd::load_f16(p); }
-static inline F load_kv(const float* p) { return Simd::load(p); }
+// An element of the cache, by format: its type, how vectors of it are read, whether positions carry scales.
+struct HalfKv {
+    uint16_t bits;
+    static constexpr bool scaled = false;
+    static F load(const HalfKv* p) { return Simd::load_f16(&p->bits); }
+    static float value(HalfKv x) { return half_to_float(x.bits); }
+};
+struct FloatKv {
+    float bits;
+    static constexpr bool scaled = false;
+    static F load(const FloatKv* p) { return Simd::load(&p->bits); }
+    static float value(FloatKv x) { return x.bits; }
+};
+struct Int8Kv {
+    int8_t bits;
+    static constexpr bool scaled = true;
+    static constexpr float largest = 127.0f, unit = 1.0f;
+    static F load(const Int8Kv* p) { return Simd::load_int8(&p->bits); }
+    static float value(Int8Kv x) { return x.bits; }
+    static Int8Kv from(float x) { return {static_cast<int8_t>(__builtin_rintf(x))}; }
+};
+struct Fp8Kv {
+    uint8_t bits;
+    static constexpr bool scaled = true;
+    static constexpr float largest = kE4m3Max, unit = kE4m3HalfScale;  // `load` leaves the unit to the scale
+    static F load(const Fp8Kv* p) { return Simd::load_e4m3_unscaled(&p->bits); }
+    static float value(Fp8Kv x) { return half_to_float(e4m3_to_half_bits(x.bits)); }
+    static Fp8Kv from(float x) { return {float_to_e4m3(x)}; }
+};
 
-// Narrows to the cache's type. Half precision saturates: a masked position can then never spread infinity.
-static inline void narrow(const float* x, int n, uint16_t* out) {
+// Narrows n values to the cache's type; returns the position's scale (1 where the format has none).
+// Half precision saturates: a masked position can then never spread infinity.
+static inline float narrow(const float* x, int n, HalfKv* out) {
     int i = 0;
     for (; i + N <= n; i += N)
-        Simd::store_f16(out + i, Simd::max(Simd::min(Simd::load(x + i), Simd::set1(kHalfMax)), Simd::set1(-kHalfMax)));
-    for (; i < n; i++) out[i] = float_to_half(x[i] > kHalfMax ? kHalfMax : x[i] < -kHalfMax ? -kHalfMax : x[i]);
+        Simd::store_f16(&out[i].bits, Simd::max(Simd::min(Simd::load(x + i), Simd::set1(kHalfMax)), Simd::set1(-kHalfMax)));
+    for (; i < n; i++) out[i].bits = float_to_half(x[i] > kHalfMax ? kHalfMax : x[i] < -kHalfMax ? -kHalfMax : x[i]);
+    return 1.0f;
 }
-static inline void narrow(const float* x, int n, float* out) { std::memcpy(out, x, n * sizeof(float)); }
+static inline float narrow(const float* x, int n, FloatKv* out) {
+    std::memcpy(out, x, n * sizeof(float));
+    return 1.0f;
+}
+template <typename Kv>
+static inline float narrow(const float* x, int n, Kv* out) {
+    float amax = 0.0f;
+    for (int i = 0; i < n; i++) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
+    const float inverse = amax > 0.0f ? Kv::largest / amax : 0.0f;
+    for (int i = 0; i < n; i++) out[i] = Kv::from(x[i] * inverse);
+    return amax / Kv::largest * Kv::unit;
+}
 
 template <typename Kv>
-static void write_kv_typed(const float* k, const float* v, int head_dim, int block_size, int slot, Kv* k_block, Kv* v_block) {
-    constexpr int kPiece = 64;
-    Kv piece[kPiece];
-    for (int begin = 0; begin < head_dim; begin += kPiece) {
-        const int count = head_dim - begin < kPiece ? head_dim - begin : kPiece;
-        narrow(k + begin, count, piece);
-        for (int d = 0; d < count; d++) k_block[(begin + d) * block_size + slot] = piece[d];
+static void write_kv_typed(const float* k, const float* v, int head_dim, int block_size, int slot, uint8_t* k_block, uint8_t* v_block) {
+    Kv column[kMaxHeadDim];
+    Kv* k_out = reinterpret_cast<Kv*>(k_block);
+    Kv* v_out = reinterpret_cast<Kv*>(v_block);
+    const float k_scale = narrow(k, head_dim, column);
+    for (int d = 0; d < head_dim; d++) k_out[d * block_size + slot] = column[d];
+    const float v_scale = narrow(v, head_dim, v_out + slot * head_dim);
+    if constexpr (Kv::scaled) {
+        reinterpret_cast<float*>(k_out + head_dim * block_size)[slot] = k_scale;
+        reinterpret_cast<float*>(v_out + head_dim * block_size)[slot] = v_scale;
     }
-    narrow(v, head_dim, v_block + slot * head_dim);
 }
 
 static void write_kv(KvFormat format, const float* k, const float* v, int head_dim, int block_size, int slot,
                      uint8_t* k_block, uint8_t* v_block) {
-    if (format == KvFormat::F16)
-        write_kv_typed(k, v, head_dim, block_size, slot, reinterpret_cast<uint16_t*>(k_block), reinterpret_cast<uint16_t*>(v_block));
-    else
-        write_kv_typed(k, v, head_dim, block_size, slot, reinterpret_cast<float*>(k_block), reinterpret_cast<float*>(v_block));
+    switch (format) {
+        case KvFormat::F16: return write_kv_typed<HalfKv>(k, v, head_dim, block_size, slot, k_block, v_block);
+        case KvFormat::F32: return write_kv_typed<FloatKv>(k, v, head_dim, block_size, slot, k_block, v_block);
+        case KvFormat::I8: return write_kv_typed<Int8Kv>(k, v, head_dim, block_size, slot, k_block, v_block);
+        case KvFormat::F8: return write_kv_typed<Fp8Kv>(k, v, head_dim, block_size, slot, k_block, v_block);
+    }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------
@@ -148,7 +193,7 @@ static inline void score_group(const float* q, int head_dim, const Kv* k, int st
     for (int d = 0; d < head_dim; d++) {
         F key[V];
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) key[j] = load_kv(k + d * stride + j * N);
+        for (int j = 0; j < V; j++) key[j] = Kv::load(k + d * stride + j * N);
         ROOFTREE_UNROLL
         for (int r = 0; r < R; r++) {
             const F query = Simd::set1(q[r * head_dim + d]);
@@ -171,7 +216,7 @@ static inline void weigh_group(const float* p, int count, const Kv* v, int head_
         ROOFTREE_UNROLL
         for (int r = 0; r < R; r++) sum[r] = Simd::load(acc + r * head_dim + d);
         for (int t = 0; t < count; t++) {
-            const F value = load_kv(v + t * head_dim + d);
+            const F value = Kv::load(v + t * head_dim + d);
             ROOFTREE_UNROLL
             for (int r = 0; r < R; r++) sum[r] = Simd::fma(Simd::set1(p[r * kPartition + t]), value, sum[r]);
         }
@@ -184,9 +229,7 @@ static inline void weigh_group(const float* p, int count, const Kv* v, int head_
         for (int e = d; e < head_dim; e++) {
             float sum = acc[r * head_dim + e];
             for (int t = 0; t < count; t++) {
-                const float value = sizeof(Kv) == 2 ? half_to_float(static_cast<uint16_t>(v[t * head_dim + e]))
-                                                    : static_cast<float>(v[t * head_dim + e]);
-                sum = std::fma(p[r * kPartition + t], value, sum);
+                sum = std::fma(p[r * kPartition + t], Kv::value(v[t * head_dim + e]), sum);
             }
             acc[r * head_dim + e] = sum;
         }
@@ -214,15 +257,23 @@ static void weigh_rows(int rows, const float* p, int count, const Kv* v, int hea
     }
 }
 
-// Many rows share a group of K or V: widen it to float once. A float cache is read where it lies.
-static inline const float* widen(const uint16_t* in, int rows, int columns, int stride, float* out) {
+// Many rows share a group of K or V: widen it to float once.
+template <typename Kv>
+static inline const FloatKv* widen(const Kv* in, int rows, int columns, int stride, float* out) {
     for (int i = 0; i < rows; i++) {
         int j = 0;
-        for (; j + N <= columns; j += N) Simd::store(out + i * columns + j, load_kv(in + i * stride + j));
+        for (; j + N <= columns; j += N) Simd::store(out + i * columns + j, Kv::load(in + i * stride + j));
         if (columns % N != 0)
-            for (; j < columns; j++) out[i * columns + j] = half_to_float(in[i * stride + j]);
+            for (; j < columns; j++) out[i * columns + j] = Kv::value(in[i * stride + j]);
     }
-    return out;
+    return reinterpret_cast<const FloatKv*>(out);
+}
+
+// Multiplies 16 columns of `rows` rows by the positions' scales.
+static inline void scale_group(int rows, const float* scales, float* columns) {
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < kKvGroup; j += N)
+            Simd::store(columns + r * kPartition + j, Simd::load(columns + r * kPartition + j) * Simd::load(scales + j));
 }
 
 static void merge_partition(float m, float l, const float* acc, int head_dim, float* m_out, float* l_out, float* acc_out) {
@@ -270,7 +321,7 @@ static void attention_typed(const AttentionArgs& a) {
         if (from < first) first = from;
     }
     if (first < 0) first = 0;
-    const bool direct = sizeof(Kv) == sizeof(float) || a.rows <= 4;
+    const bool direct = std::is_same_v<Kv, FloatKv> || a.rows <= 4;
 
     for (int part = a.first_partition; part < a.end_partition; part++) {
         const int base = part * kPartition;
@@ -280,10 +331,12 @@ static void attention_typed(const AttentionArgs& a) {
         const int count = (end - begin + kKvGroup - 1) / kKvGroup * kKvGroup;
 
         for (int p = begin; p < end; p += kKvGroup) {
-            const Kv* k = reinterpret_cast<const Kv*>(a.k + a.blocks[p / bs] * a.block_stride) + p % bs;
+            const Kv* block = reinterpret_cast<const Kv*>(a.k + a.blocks[p / bs] * a.block_stride);
+            const Kv* k = block + p % bs;
             if (direct) score_rows(a.rows, a.q, hd, k, bs, scores + (p - begin));
-            else if constexpr (sizeof(Kv) == 2)
-                score_rows(a.rows, a.q, hd, widen(k, hd, kKvGroup, bs, widened), kKvGroup, scores + (p - begin));
+            else score_rows(a.rows, a.q, hd, widen(k, hd, kKvGroup, bs, widened), kKvGroup, scores + (p - begin));
+            if constexpr (Kv::scaled)
+                scale_group(a.rows, reinterpret_cast<const float*>(block + hd * bs) + p % bs, scores + (p - begin));
         }
         float row_max[kMaxAttentionRows], row_sum[kMaxAttentionRows];
         for (int r = 0; r < a.rows; r++) {
@@ -294,11 +347,13 @@ static void attention_typed(const AttentionArgs& a) {
         }
         for (int i = 0; i < a.rows * hd; i++) partial[i] = 0.0f;
         for (int p = begin; p < end; p += kKvGroup) {
-            const Kv* v = reinterpret_cast<const Kv*>(a.v + a.blocks[p / bs] * a.block_stride) + (p % bs) * hd;
+            const Kv* block = reinterpret_cast<const Kv*>(a.v + a.blocks[p / bs] * a.block_stride);
+            const Kv* v = block + (p % bs) * hd;
             const int tokens = end - p < kKvGroup ? end - p : kKvGroup;  // beyond `end` lies another's data
+            if constexpr (Kv::scaled)
+                scale_group(a.rows, reinterpret_cast<const float*>(block + hd * bs) + p % bs, scores + (p - begin));
             if (direct) weigh_rows(a.rows, scores + (p - begin), tokens, v, hd, partial);
-            else if constexpr (sizeof(Kv) == 2)
-                weigh_rows(a.rows, scores + (p - begin), tokens, widen(v, tokens, hd, hd, widened), hd, partial);
+            else weigh_rows(a.rows, scores + (p - begin), tokens, widen(v, tokens, hd, hd, widened), hd, partial);
         }
         for (int r = 0; r < a.rows; r++)
             if (row_max[r] != -std::numeric_limits<float>::infinity())
@@ -307,8 +362,12 @@ static void attention_typed(const AttentionArgs& a) {
 }
 
 static void attention(KvFormat format, const AttentionArgs& args) {
-    if (format == KvFormat::F16) attention_typed<uint16_t>(args);
-    else attention_typed<float>(args);
+    switch (format) {
+        case KvFormat::F16: return attention_typed<HalfKv>(args);
+        case KvFormat::F32: return attention_typed<FloatKv>(args);
+        case KvFormat::I8: return attention_typed<Int8Kv>(args);
+        case KvFormat::F8: return attention_typed<Fp8Kv>(args);
+    }
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ KvCache::KvCache(int layers, int kv_heads, int head_dim, int block_size, KvForma
     : kv_heads_(kv_heads), head_dim_(head_dim), block_size_(block_size), format_(format), num_blocks_(num_blocks),
       memory_(bytes_per_block(layers, kv_heads, head_dim, block_size, format) * num_blocks) {
     if (block_size % kKvGroup != 0) throw std::invalid_argument("block size must be a multiple of 16");
-    if (head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
+    if (head_dim < 8 || head_dim > kMaxHeadDim || head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8, at most 512");
 }
 
 size_t KvCache::bytes_per_block(int layers, int kv_heads, int head_dim, int block_size, KvFormat format) {
-    return static_cast<size_t>(2) * layers * kv_heads * head_dim * block_size * (format == KvFormat::F16 ? 2 : 4);
+    return static_cast<size_t>(2) * layers * kv_heads * kv_head_bytes(format, head_dim, block_size);
 }
 
 }  // namespace rooftree

@@ -23,7 +23,7 @@ class KvCache {
     KvFormat format() const { return format_; }
 
    private:
-    size_t head_bytes() const { return static_cast<size_t>(head_dim_) * block_size_ * (format_ == KvFormat::F16 ? 2 : 4); }
+    size_t head_bytes() const { return kv_head_bytes(format_, head_dim_, block_size_); }
     uint8_t* layer_data(int layer) const { return memory_.data() + 2 * layer * num_blocks_ * block_stride(); }
 
     int kv_heads_, head_dim_, block_size_;

@@ -83,6 +83,28 @@ static inline uint16_t float_to_half(float f) {
     return static_cast<uint16_t>(sign | (rounded >> 13));
 }
 
+// E4M3: 4 bits of exponent (bias 7), 3 of mantissa, no infinity; largest 448.
+constexpr float kE4m3Max = 448.0f;
+
+// The code's magnitude is that of a half with the same fields, but for 2^8 between the exponents' biases.
+static inline uint16_t e4m3_to_half_bits(uint8_t code) {
+    return static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7);
+}
+constexpr float kE4m3HalfScale = 256.0f;
+
+// Round to nearest even; |f| must not exceed 448.
+static inline uint8_t float_to_e4m3(float f) {
+    const uint32_t bits = float_to_bits(f);
+    const uint8_t sign = static_cast<uint8_t>((bits >> 24) & 0x80);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude < 0x3c800000u) {  // below 2^-6: multiples of 2^-9, rounded by adding where they are the last bit
+        const float shifted = bits_to_float(magnitude) + 16384.0f;
+        return static_cast<uint8_t>(sign | (float_to_bits(shifted) - 0x46800000u));
+    }
+    const uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1) - (120u << 23);
+    return static_cast<uint8_t>(sign | (rounded >> 20));
+}
+
 // Largest finite half: K and V are clamped to it, so that a masked position can never spread infinity.
 constexpr float kHalfMax = 65504.0f;
 

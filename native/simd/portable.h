@@ -19,6 +19,13 @@ struct Simd {
     static void store(float* p, F v) { std::memcpy(p, &v, 32); }
     static F load_f16(const uint16_t* p) { F v; for (int i = 0; i < N; i++) v[i] = half_to_float(p[i]); return v; }
     static F load_bf16(const uint16_t* p) { F v; for (int i = 0; i < N; i++) v[i] = bf16_to_float(p[i]); return v; }
+    static F load_int8(const int8_t* p) { F v; for (int i = 0; i < N; i++) v[i] = p[i]; return v; }
+    // E4M3 codes as halves of the same fields: 2^-8 of their values.
+    static F load_e4m3_unscaled(const uint8_t* p) {
+        F v;
+        for (int i = 0; i < N; i++) v[i] = half_to_float(e4m3_to_half_bits(p[i]));
+        return v;
+    }
     static void store_f16(uint16_t* p, F v) { for (int i = 0; i < N; i++) p[i] = float_to_half(v[i]); }
     static F fma(F a, F b, F c) { return a * b + c; }
     static F max(F a, F b) { return a > b ? a : b; }

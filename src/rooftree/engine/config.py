@@ -9,7 +9,7 @@ import msgspec
 from rooftree.errors import ConfigError
 from rooftree.scheduler.config import SchedulerConfig
 
-KVCacheDType = Literal["fp16", "fp32"]
+KVCacheDType = Literal["fp16", "fp32", "int8", "fp8"]
 Policy = Literal["fcfs", "priority"]
 
 

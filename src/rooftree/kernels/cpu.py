@@ -14,8 +14,20 @@ from rooftree.checkpoint.formats import is_quantized
 from rooftree.kernels.arena import Lifetime, plan_arena
 from rooftree.kernels.ops import Floats
 
-FORMAT_CODES = {"F32": 0, "F16": 1, "BF16": 2, "Q4_0": 3, "Q4_1": 4, "Q8_0": 5}
-KV_FORMAT_CODES = {"fp16": 0, "fp32": 1}
+FORMAT_CODES = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 2,
+    "Q4_0": 3,
+    "Q4_1": 4,
+    "Q8_0": 5,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q4_K": 8,
+    "Q5_K": 9,
+    "Q6_K": 10,
+}
+KV_FORMAT_CODES = {"fp16": 0, "fp32": 1, "int8": 2, "fp8": 3}
 
 _ABSENT = np.zeros(0, np.float32)
 

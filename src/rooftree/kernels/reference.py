@@ -64,16 +64,18 @@ class ReferenceOps:
         self._requests: list[ReferenceRequest] = []
         self._tokens = np.zeros(0, np.int32)
         self._k = self._v = np.zeros(0, np.float32)
+        self._kv_dtype = "fp32"
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all matrices, dequantised."""
         return sum(matrix.values.nbytes for matrix in self._matrices.values())
 
-    def allocate_kv_cache(self, num_blocks: int, dtype: npt.DTypeLike) -> None:
-        """K and V, each (layers, blocks, block_size, kv_heads, head_dim)."""
+    def allocate_kv_cache(self, num_blocks: int, dtype: str) -> None:
+        """K and V, each (layers, blocks, block_size, kv_heads, head_dim), rounded as a cache of ``dtype`` does."""
         shape = (self._layers, num_blocks, self._block_size, self._kv_heads, self._head_dim)
-        self._k, self._v = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        self._k, self._v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._kv_dtype = dtype
 
     def begin_step(self, token_ids: npt.NDArray[np.int32], requests: list[ReferenceRequest]) -> None:
         self._tokens = token_ids
@@ -131,8 +133,8 @@ class ReferenceOps:
             q[rows] = self._rotate(q[rows], positions) * np.float32(1 / np.sqrt(np.float32(self._head_dim)))
             k[rows] = self._rotate(k[rows], positions)
             blocks = np.asarray(request.block_ids)[positions // self._block_size]
-            self._k[layer, blocks, positions % self._block_size] = _to_cache(k[rows], self._k.dtype)
-            self._v[layer, blocks, positions % self._block_size] = _to_cache(v[rows], self._v.dtype)
+            self._k[layer, blocks, positions % self._block_size] = to_kv_cache(k[rows], self._kv_dtype)
+            self._v[layer, blocks, positions % self._block_size] = to_kv_cache(v[rows], self._kv_dtype)
         return heads.reshape(len(qkv), -1)
 
     def _rotate(self, x: Floats, positions: npt.NDArray[np.int64]) -> Floats:
@@ -150,7 +152,7 @@ class ReferenceOps:
             k, v = (
                 c[layer, table].reshape(-1, self._kv_heads, self._head_dim)[:end] for c in (self._k, self._v)
             )
-            k, v = (np.repeat(c.astype(np.float32), group, axis=1) for c in (k, v))
+            k, v = (np.repeat(c, group, axis=1) for c in (k, v))
             scores = np.einsum("qhd,khd->hqk", heads[request.begin : request.end], k)
             distance = np.arange(request.start, end)[:, None] - np.arange(end)
             visible = (distance >= 0) & (distance < (window or end + 1))
@@ -168,5 +170,24 @@ def _product(x: Floats, weight: ReferenceMatrix) -> Floats:
     return (round_to_int8(x) if weight.quantised else x) @ weight.values.T
 
 
-def _to_cache(x: Floats, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
-    return np.clip(x, -65504, 65504).astype(dtype) if dtype == np.float16 else x
+def to_kv_cache(x: Floats, dtype: str) -> Floats:
+    """K or V (..., head_dim) as a cache of that dtype gives them back.
+
+    ``fp16`` saturates. ``int8`` and ``fp8`` (E4M3) scale each head of each position to the largest code, 127 or 448.
+    """
+    if dtype == "fp32":
+        return x
+    if dtype == "fp16":
+        return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
+    limit = np.float32(127 if dtype == "int8" else 448)
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    inverse = np.divide(limit, largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(x * inverse) if dtype == "int8" else _round_to_e4m3(x * inverse)
+    return codes * (largest / limit)
+
+
+def _round_to_e4m3(x: Floats) -> Floats:
+    """The nearest E4M3 value (3 bits of mantissa, least exponent -6), ties to even."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, -6)
+    unit = np.ldexp(np.float32(1), exponent - 3)
+    return np.rint(x / unit) * unit

@@ -24,6 +24,7 @@ from rooftree.scheduler.output import (
 )
 
 _MAX_QUERIES_PER_KV_HEAD = 48
+_MAX_HEAD_DIM = 512
 
 
 class CPUExecutor:
@@ -50,8 +51,10 @@ class CPUExecutor:
         self.isa = _choose_isa(isa)
         if block_size % 16 or block_size <= 0:
             raise ConfigError(f"--block-size {block_size}: must be a positive multiple of 16")
-        if spec.head_dim % 8:
-            raise ModelError(f"{checkpoint.path}: head_dim {spec.head_dim} is not a multiple of 8")
+        if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:
+            raise ModelError(
+                f"{checkpoint.path}: head_dim {spec.head_dim} is not a multiple of 8 up to {_MAX_HEAD_DIM}"
+            )
         if spec.num_heads > _MAX_QUERIES_PER_KV_HEAD * spec.num_kv_heads:
             raise ModelError(
                 f"{checkpoint.path}: more than {_MAX_QUERIES_PER_KV_HEAD} query heads per KV head"

@@ -32,7 +32,7 @@ class ReferenceExecutor:
         spec = checkpoint.spec
         cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
         self._spec = spec
-        self._dtype = np.dtype(np.float16 if kv_cache_dtype == "fp16" else np.float32)
+        self._kv_dtype = kv_cache_dtype
         self._ops = ReferenceOps(
             layers=spec.num_layers,
             heads=spec.num_heads,
@@ -47,11 +47,11 @@ class ReferenceExecutor:
         self.weight_bytes = self._ops.weight_bytes
         self.activation_bytes = 4 * max_num_batched_tokens * (spec.hidden_size + 2 * spec.intermediate_size)
         self.activation_bytes += 4 * max_num_seqs * spec.vocab_size
-        self.kv_bytes_per_block = block_size * spec.kv_bytes_per_token(self._dtype.itemsize)
+        self.kv_bytes_per_block = block_size * spec.kv_bytes_per_token(4)
         self.last_native_seconds = 0.0
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
-        self._ops.allocate_kv_cache(num_blocks, self._dtype)
+        self._ops.allocate_kv_cache(num_blocks, self._kv_dtype)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         requests: list[ReferenceRequest] = []
