@@ -86,11 +86,38 @@ class GgufFile:
     tensors: Mapping[str, Tensor]
 
 
-class _TensorRecord(NamedTuple):
+class TensorRecord(NamedTuple):
+    """A line of the tensor table: ``offset`` counts from the start of the data."""
+
     name: str
     shape: tuple[int, ...]
-    dtype: DType
+    type_id: int
     offset: int
+
+    @property
+    def type_name(self) -> str:
+        """ggml's name of the type, or its id."""
+        known: str | None = TENSOR_TYPES.get(self.type_id)
+        return known or TYPE_NAMES.get(self.type_id, f"type {self.type_id}")
+
+
+class GgufHeader(NamedTuple):
+    """What stands before the data: metadata, tensor table, and where the data begins."""
+
+    version: int
+    metadata: dict[str, Any]
+    records: tuple[TensorRecord, ...]
+    alignment: int
+    start: int
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Metadata and tensor table of a GGUF file, whatever its tensors are stored as.
+
+    Raises:
+        ModelError: the file is damaged, or of another version or byte order.
+    """
+    return _header(map_file(path))
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -101,13 +128,18 @@ def read_gguf(path: Path) -> GgufFile:
             supported. The message names the file and the key or tensor.
     """
     file = map_file(path)
+    header = _header(file)
+    return GgufFile(path, header.version, header.metadata, _map_tensors(file, header))
+
+
+def _header(file: MappedFile) -> GgufHeader:
     cursor = _Cursor(file)
     version, num_tensors, num_pairs = _read_header(cursor)
     metadata = dict(_read_pairs(cursor, num_pairs))
     alignment = _alignment(cursor, metadata)
-    records = [_read_tensor_record(cursor) for _ in range(num_tensors)]
+    records = tuple(_read_tensor_record(cursor) for _ in range(num_tensors))
     start = -(-cursor.position // alignment) * alignment
-    return GgufFile(path, version, metadata, _map_tensors(file, records, start, alignment))
+    return GgufHeader(version, metadata, records, alignment, start)
 
 
 class _Cursor:
@@ -252,7 +284,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
-def _read_tensor_record(cursor: _Cursor) -> _TensorRecord:
+def _read_tensor_record(cursor: _Cursor) -> TensorRecord:
     cursor.what = "tensor table"
     name = cursor.string()
     cursor.what = f"tensor {name!r}"
@@ -263,32 +295,35 @@ def _read_tensor_record(cursor: _Cursor) -> _TensorRecord:
     type_id, offset = cursor.u32(), cursor.u64()
     if 0 in shape:
         cursor.fail(f"has the empty shape {list(shape)}")
-    dtype = TENSOR_TYPES.get(type_id)
+    return TensorRecord(name, shape, type_id, offset)
+
+
+def _supported_type(record: TensorRecord, source: str) -> DType:
+    dtype = TENSOR_TYPES.get(record.type_id)
     if dtype is None:
-        known = TYPE_NAMES.get(type_id, "an unknown type")
-        cursor.fail(
-            f"is stored as {known} (type id {type_id}), which is not supported; supported are "
-            f"{', '.join(TENSOR_TYPES.values())}"
+        known = TYPE_NAMES.get(record.type_id, "an unknown type")
+        raise ModelError(
+            f"{source}: is stored as {known} (type id {record.type_id}), which is not supported; supported "
+            f"are {', '.join(TENSOR_TYPES.values())}"
         )
-    return _TensorRecord(name, shape, dtype, offset)
+    return dtype
 
 
-def _map_tensors(
-    file: MappedFile, records: list[_TensorRecord], start: int, alignment: int
-) -> dict[str, Tensor]:
+def _map_tensors(file: MappedFile, header: GgufHeader) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     spans: list[tuple[int, int, str]] = []
-    for record in records:
+    for record in header.records:
         source = f"{file.path}: tensor {record.name!r}"
         if record.name in tensors:
             raise ModelError(f"{source}: appears twice")
-        if record.offset % alignment:
-            raise ModelError(f"{source}: its offset {record.offset} is not a multiple of {alignment}")
+        if record.offset % header.alignment:
+            raise ModelError(f"{source}: its offset {record.offset} is not a multiple of {header.alignment}")
+        dtype = _supported_type(record, source)
         try:
-            num_bytes = tensor_bytes(record.dtype, record.shape)
+            num_bytes = tensor_bytes(dtype, record.shape)
         except ValueError as error:
             raise ModelError(f"{source}: {error}") from error
-        first = start + record.offset
+        first = header.start + record.offset
         if first + num_bytes > file.size:
             raise ModelError(
                 f"{source}: the file is cut short: the tensor ends at byte {first + num_bytes}, "
@@ -296,7 +331,7 @@ def _map_tensors(
             )
         spans.append((first, first + num_bytes, record.name))
         data = file.data[first : first + num_bytes]
-        tensors[record.name] = Tensor(record.name, record.shape, record.dtype, data, source)
+        tensors[record.name] = Tensor(record.name, record.shape, dtype, data, source)
     _refuse_overlap(file, spans)
     return tensors
 
