@@ -134,6 +134,16 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     assert named <= test_names()
 
 
+def test_bounds_are_those_of_the_tests() -> None:
+    """A bound written as 2e-6 stands in a file that defines a test which its row names."""
+    files = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    named: list[str] = []
+    for _, bounds, tests in table_rows(text_of("docs/kernels.md"), "## How exact"):
+        named = (named if tests.startswith("the same") else []) + code_spans(tests)
+        homes = "".join(text for text in files if any(f"def {name}(" in text for name in named))
+        assert [bound for bound in re.findall(r"\d+e-\d+", bounds) if bound not in homes] == []
+
+
 @cache
 def words_of_the_code() -> frozenset[str]:
     folders = (ROOT / "src", ROOT / "native", ROOT / "tests" / "rigs")
