@@ -72,9 +72,10 @@ class ReferenceOps:
         return sum(matrix.values.nbytes for matrix in self._matrices.values())
 
     def allocate_kv_cache(self, num_blocks: int, dtype: str) -> None:
-        """K and V, each (layers, blocks, block_size, kv_heads, head_dim), rounded as a cache of ``dtype`` does."""
+        """K and V, each (layers, blocks, block_size, kv_heads, head_dim), rounded as ``dtype`` rounds."""
         shape = (self._layers, num_blocks, self._block_size, self._kv_heads, self._head_dim)
-        self._k, self._v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        storage = np.float16 if dtype == "fp16" else np.float32
+        self._k, self._v = np.zeros(shape, storage), np.zeros(shape, storage)
         self._kv_dtype = dtype
 
     def begin_step(self, token_ids: npt.NDArray[np.int32], requests: list[ReferenceRequest]) -> None:
@@ -152,7 +153,7 @@ class ReferenceOps:
             k, v = (
                 c[layer, table].reshape(-1, self._kv_heads, self._head_dim)[:end] for c in (self._k, self._v)
             )
-            k, v = (np.repeat(c, group, axis=1) for c in (k, v))
+            k, v = (np.repeat(c.astype(np.float32), group, axis=1) for c in (k, v))
             scores = np.einsum("qhd,khd->hqk", heads[request.begin : request.end], k)
             distance = np.arange(request.start, end)[:, None] - np.arange(end)
             visible = (distance >= 0) & (distance < (window or end + 1))
@@ -173,7 +174,8 @@ def _product(x: Floats, weight: ReferenceMatrix) -> Floats:
 def to_kv_cache(x: Floats, dtype: str) -> Floats:
     """K or V (..., head_dim) as a cache of that dtype gives them back.
 
-    ``fp16`` saturates. ``int8`` and ``fp8`` (E4M3) scale each head of each position to the largest code, 127 or 448.
+    ``fp16`` saturates. ``int8`` and ``fp8`` (E4M3) scale each head of each position to the largest code: 127
+    or 448.
     """
     if dtype == "fp32":
         return x
@@ -183,11 +185,13 @@ def to_kv_cache(x: Floats, dtype: str) -> Floats:
     largest = np.abs(x).max(axis=-1, keepdims=True)
     inverse = np.divide(limit, largest, out=np.zeros_like(largest), where=largest > 0)
     codes = np.rint(x * inverse) if dtype == "int8" else _round_to_e4m3(x * inverse)
-    return codes * (largest / limit)
+    restored: Floats = codes * (largest / limit)
+    return restored
 
 
 def _round_to_e4m3(x: Floats) -> Floats:
     """The nearest E4M3 value (3 bits of mantissa, least exponent -6), ties to even."""
     exponent = np.maximum(np.frexp(x)[1] - 1, -6)
     unit = np.ldexp(np.float32(1), exponent - 3)
-    return np.rint(x / unit) * unit
+    rounded: Floats = np.rint(x / unit) * unit
+    return rounded

@@ -47,7 +47,7 @@ class ReferenceExecutor:
         self.weight_bytes = self._ops.weight_bytes
         self.activation_bytes = 4 * max_num_batched_tokens * (spec.hidden_size + 2 * spec.intermediate_size)
         self.activation_bytes += 4 * max_num_seqs * spec.vocab_size
-        self.kv_bytes_per_block = block_size * spec.kv_bytes_per_token(4)
+        self.kv_bytes_per_block = block_size * spec.kv_bytes_per_token(2 if kv_cache_dtype == "fp16" else 4)
         self.last_native_seconds = 0.0
 
     def allocate_kv_cache(self, num_blocks: int) -> None:

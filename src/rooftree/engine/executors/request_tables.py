@@ -25,8 +25,8 @@ class _Row:
 class RequestTables:
     """One row per request, brought up to date with what its lists gained since the last step.
 
-    Rows outlive steps, so a decode step copies one token. When rows run out, those of requests that are not in
-    the step go.
+    Rows outlive steps, so a decode step copies one token. When rows run out, those of requests outside the
+    step are given up.
     """
 
     def __init__(self, num_rows: int, max_tokens: int, max_blocks: int) -> None:
