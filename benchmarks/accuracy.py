@@ -13,18 +13,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 from rich.console import Console
 from rich.table import Table
 
-from divergence import Divergence, Summary
+from divergence import Divergence, Summary, log_softmax
 from fp32_model import Fp32Model
 from machine import Machine, describe, machine
 from model_files import FILE_HELP, model_file
 from rooftree import _native
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.checkpoint.open import open_checkpoint
+from rooftree.engine.config import KVCacheDType
 from rooftree.kernels.ops import Floats
 from rooftree.text.tokenizer import Tokenizer
 from rooftree_logits import RooftreeLogits
@@ -87,8 +88,9 @@ def measure(args: argparse.Namespace) -> list[Summary]:
     exact = Divergence("fp32")
     for i, window in enumerate(texts):
         print(f"window {i + 1} of {len(texts)}", end="\r", file=sys.stderr, flush=True)
-        truth = truth_model.logits(window)
-        exact.add(window, truth, truth)
+        logits = truth_model.logits(window)
+        truth = log_softmax(logits)
+        exact.add(window, truth, logits)
         for divergence, engine in measured:
             divergence.add(window, truth, engine.logits(window))
     return [exact.summary(), *(divergence.summary() for divergence, _ in measured)]
@@ -122,7 +124,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--isa", action="append", help="kernels; may be repeated; default: all of this machine"
     )
-    parser.add_argument("--kv-cache-dtype", action="append", choices=["fp16", "fp32"], help="default: fp16")
+    parser.add_argument(
+        "--kv-cache-dtype", action="append", choices=get_args(KVCacheDType), help="default: fp16"
+    )
     parser.add_argument("--no-llamacpp", action="store_true", help="measure Rooftree only")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()

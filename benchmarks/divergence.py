@@ -12,7 +12,8 @@ from rooftree.kernels.ops import Floats
 
 Doubles = npt.NDArray[np.float64]
 
-_ROWS = 64
+# Rows at a time, so that what is computed stays in the caches.
+_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Divergence:
         self._agree: list[npt.NDArray[np.bool_]] = []
         self._surprise: list[Doubles] = []
 
-    def add(self, tokens: Sequence[int], truth: Floats, engine: Floats) -> None:
-        """One window: its tokens, and logits of both after each of them, (tokens, vocab)."""
+    def add(self, tokens: Sequence[int], truth: Doubles, engine: Floats) -> None:
+        """One window: its tokens; after each, the true log-probabilities and the engine's logits."""
         following = np.asarray(tokens[1:])
         for begin in range(0, len(tokens), _ROWS):
             rows = slice(begin, begin + _ROWS)
-            p, q = log_softmax(truth[rows]), log_softmax(engine[rows])
+            p, q = truth[rows], log_softmax(engine[rows])
             self._kl.append((np.exp(p) * (p - q)).sum(axis=1))
             self._agree.append(p.argmax(axis=1) == q.argmax(axis=1))
             known = following[rows]
