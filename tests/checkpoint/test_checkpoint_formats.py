@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import numpy as np
@@ -100,6 +101,33 @@ def q6_k(block: bytes) -> list[np.float32]:
     return values
 
 
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+def e4m3(code: int) -> float:
+    sign, exponent, mantissa = (-1.0 if code >> 7 else 1.0), code >> 3 & 15, code & 7
+    if code & 127 == 127:
+        return math.nan
+    return sign * (2.0 ** (exponent - 7) * (1 + mantissa / 8) if exponent else 2.0**-6 * mantissa / 8)
+
+
+def e2m1(packed: bytes) -> list[float]:
+    return [E2M1[byte & 15] for byte in packed] + [E2M1[byte >> 4] for byte in packed]
+
+
+def f8_e4m3(code: bytes) -> list[np.float32]:
+    return [np.float32(e4m3(code[0]))]
+
+
+def mxfp4(block: bytes) -> list[np.float32]:
+    scale = math.nan if block[0] == 255 else 2.0 ** (block[0] - 127)
+    return [np.float32(value * scale) for value in e2m1(block[1:])]
+
+
+def nvfp4(block: bytes) -> list[np.float32]:
+    return [np.float32(value * e4m3(block[0])) for value in e2m1(block[1:])]
+
+
 DEFINITIONS = {
     "F32": (4, lambda raw: [np.float32(struct.unpack("<f", raw)[0])]),
     "F16": (2, lambda raw: [half(raw)]),
@@ -112,6 +140,9 @@ DEFINITIONS = {
     "Q4_K": (144, lambda block: q45_k(block, 0)),
     "Q5_K": (176, lambda block: q45_k(block, 32)),
     "Q6_K": (210, q6_k),
+    "F8_E4M3": (1, f8_e4m3),
+    "MXFP4": (17, mxfp4),
+    "NVFP4": (9, nvfp4),
 }
 
 
@@ -150,7 +181,7 @@ def test_sizes():
     assert {name: FORMATS[name].block_bytes for name in FORMATS} == {
         name: size for name, (size, _) in DEFINITIONS.items()
     }
-    assert [name for name in FORMATS if is_quantized(name)] == list(QUANTIZED)
+    assert [name for name in FORMATS if is_quantized(name)] == [*QUANTIZED, "MXFP4", "NVFP4"]
     assert row_bytes("Q4_1", 576) == 360
     assert tensor_bytes("F16", ()) == 2
     assert tensor_bytes("F32", (0, 5)) == 0

@@ -15,7 +15,7 @@ from rooftree.checkpoint.formats import dequantize, quantize
 from rooftree.checkpoint.gguf import read_gguf
 from rooftree.checkpoint.gguf_model import canonical_name, gguf_spec
 from rooftree.checkpoint.layout import tensor_shapes
-from rooftree.checkpoint.rotary import HalfSplitTensor
+from rooftree.checkpoint.rotary import half_split
 from rooftree.errors import ModelError
 from rooftree.specs.model import RopeSpec
 
@@ -239,7 +239,7 @@ def test_rope_freqs_that_cannot_be(tmp_path):
 def test_half_split_order_undoes_the_interleaving(dtype, heads):
     rows = np.random.default_rng(0).standard_normal((32, 256)).astype(np.float32)
     written = quantize(dtype, interleave_rotary_rows(rows, heads))
-    tensor = HalfSplitTensor(Tensor("q", rows.shape, dtype, written, "here"), heads)
+    tensor = half_split(Tensor("q", rows.shape, dtype, written, "here"), heads)
     assert tensor.data.tobytes() == quantize(dtype, rows).tobytes()
     assert tensor.num_bytes == written.nbytes
     assert (tensor.name, tensor.shape, tensor.dtype, tensor.source) == ("q", (32, 256), dtype, "here")
@@ -248,9 +248,9 @@ def test_half_split_order_undoes_the_interleaving(dtype, heads):
 
 def test_stored_row_2i_plus_s_is_row_i_of_half_s():
     stored = np.repeat(np.arange(8, dtype=np.float32), 32).reshape(8, 32)
-    tensor = HalfSplitTensor(Tensor("k", (8, 32), "F32", quantize("F32", stored), ""), 2)
+    tensor = half_split(Tensor("k", (8, 32), "F32", quantize("F32", stored), ""), 2)
     assert dequantize(tensor)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-    bias = HalfSplitTensor(Tensor("b", (8,), "F32", quantize("F32", np.arange(8.0)), ""), 1)
+    bias = half_split(Tensor("b", (8,), "F32", quantize("F32", np.arange(8.0)), ""), 1)
     assert dequantize(bias).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 

@@ -154,11 +154,6 @@ def test_without_architectures_the_model_type_decides():
     refused(r"model_type is missing", without=["architectures", "model_type"])
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "bitsandbytes"])
-def test_quantised_checkpoints_are_refused_by_method(method):
-    refused(rf"quantization_config .*'{method}'.*not supported", quantization_config={"quant_method": method})
-
-
 def test_biases():
     spec = parse("llama", attention_bias=True, mlp_bias=True)
     assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias) == (True, True, True)

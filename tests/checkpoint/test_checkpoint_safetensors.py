@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from rigs.hf_writer import Entry, safetensors_bytes, write_safetensors
 from rooftree.checkpoint.formats import dequantize
 from rooftree.checkpoint.safetensors import read_folder, read_safetensors
+from rooftree.checkpoint.stored_weights import model_tensors
 from rooftree.errors import ModelError
 
 TENSORS = {
@@ -57,17 +58,17 @@ def test_everything_written_is_read(path):
     tensors = read(path)
     assert list(tensors) == ["b", "a", "c"]
     for name, written in TENSORS.items():
-        assert (tensors[name].dtype, tensors[name].shape) == written[:2]
+        assert (tensors[name].kind, tensors[name].shape) == written[:2]
         assert tensors[name].data.tobytes() == written.data
         assert not tensors[name].data.flags.writeable
         assert str(path) in tensors[name].source
-    assert dequantize(tensors["c"]).tolist() == [[1.0, 2.0]]
+    assert dequantize(model_tensors(tensors, None)["c"]).tolist() == [[1.0, 2.0]]
 
 
 def test_the_librarys_own_files(path):
     arrays = {"x": np.random.default_rng(0).random((3, 5), np.float32), "y": np.float16([[1, 2]])}
     save_file(arrays, path)
-    tensors = read(path)
+    tensors = model_tensors(read(path), None)
     assert {name: dequantize(tensor).tolist() for name, tensor in tensors.items()} == {
         name: array.tolist() for name, array in arrays.items()
     }
@@ -144,10 +145,24 @@ def test_a_bad_entry_names_its_tensor(path, bad):
     assert "tensor 'weight'" in refusal(path, with_header({"weight": bad}, bytes(8)))
 
 
-@pytest.mark.parametrize("dtype", ["F8_E4M3", "I32", "U8", "F64", "BOOL", "Q4_0"])
-def test_other_types_are_refused_by_name(path, dtype):
-    message = refusal(path, with_header({"w.qweight": entry(dtype)}, bytes(8)))
-    assert f"tensor 'w.qweight': type '{dtype}' is not supported; supported are F32, F16, BF16" in message
+@pytest.mark.parametrize(
+    ("kind", "size"), [("F8_E4M3", 1), ("F8_E5M2", 1), ("I32", 4), ("U8", 1), ("F64", 8), ("BOOL", 1)]
+)
+def test_other_types_are_refused_by_name(path, kind, size):
+    path.write_bytes(with_header({"w.qweight": entry(kind, (8 // size,))}, bytes(8)))
+    stored = read(path)
+    assert stored["w.qweight"].kind == kind
+    with pytest.raises(ModelError) as caught:
+        model_tensors(stored, None)
+    message = str(caught.value)
+    assert f"{path}: tensor 'w.qweight': type '{kind}' is not supported" in message
+    assert "supported are F32, F16, BF16, and quantised weights where quantization_config" in message
+
+
+@pytest.mark.parametrize("kind", ["F4", "F6_E2M3", "C64", "Q4_0", "f32", None, 3, ["F32"]])
+def test_unknown_types_are_refused_by_name(path, kind):
+    message = refusal(path, with_header({"w.qweight": entry(kind)}, bytes(8)))
+    assert f"tensor 'w.qweight': type {kind!r} is not known; known are BOOL, U8" in message
 
 
 def test_a_tensor_that_is_skipped_is_checked_for_place_only(path):

@@ -11,7 +11,36 @@ import numpy.typing as npt
 
 from rooftree.specs.model import ModelSpec
 
-DType = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+DType = Literal[
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "F8_E4M3",
+    "MXFP4",
+    "NVFP4",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scales:
+    """Factors of a matrix that are kept apart from its bytes: one for each block of rows and columns.
+
+    Attributes:
+        values: float32 (row blocks, column blocks), in the order of the matrix.
+        block: rows and columns that share a factor. Blocks begin at row and column 0; the edge may cut the
+            last ones short. (n, k) is a factor for the whole matrix, (1, k) one for each row.
+    """
+
+    values: npt.NDArray[np.float32]
+    block: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,10 +50,12 @@ class Tensor:
     Attributes:
         name: canonical name (see ``Checkpoint``); shown in errors.
         shape: row-major, outermost first; a linear weight is (out_features, in_features).
-        dtype: storage format. Quantised formats hold blocks of 32 or 256 consecutive elements of the last
+        dtype: storage format. Quantised formats hold blocks of 16 to 256 consecutive elements of the last
             axis (``formats.FORMATS``).
         data: uint8, one-dimensional, exactly the tensor's bytes.
         source: file and stored name, for messages.
+        scales: factors that the elements in ``data`` are still to be multiplied with, where the format leaves
+            them out (``F8_E4M3``, ``NVFP4``); None: there are none.
     """
 
     name: str
@@ -32,6 +63,7 @@ class Tensor:
     dtype: DType
     data: npt.NDArray[np.uint8]
     source: str
+    scales: Scales | None = None
 
     @property
     def num_elements(self) -> int:
@@ -40,7 +72,7 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes as stored."""
+        """Bytes of the elements as stored, scales not counted."""
         return int(self.data.nbytes)
 
 
@@ -70,7 +102,8 @@ class Checkpoint:
     ``model.layers.0.self_attn.{q,k,v,o}_proj.{weight,bias}``,
     ``model.layers.0.self_attn.{q,k}_norm.weight``, ``model.layers.0.mlp.{gate,up,down}_proj.{weight,bias}``,
     ``model.layers.0.{input,post_attention}_layernorm.weight``, ``model.norm.weight``, ``lm_head.weight``
-    (absent where tied). Rows of Q and K are in half-split rotary order.
+    (absent where tied). Rows of Q and K are in half-split rotary order. ``notices`` are sentences for whoever
+    starts the model: what was done in another way than asked.
     """
 
     name: str
@@ -79,6 +112,7 @@ class Checkpoint:
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
     text: TextAssets
+    notices: tuple[str, ...] = ()
 
     @property
     def weight_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The storage formats of weights: their sizes, and their exact conversion to and from float32.
 
-F32, F16 and BF16 store elements one by one. ``block_formats`` and ``k_formats`` define the bits of the
-others, which are ggml's.
+F32, F16 and BF16 store elements one by one. ``block_formats`` and ``k_formats`` define the bits of ggml's
+formats, ``float_formats`` those of 8-bit and 4-bit floating-point elements.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rooftree.checkpoint import block_formats as ggml
+from rooftree.checkpoint import float_formats
 from rooftree.checkpoint import k_formats as ggml_k
-from rooftree.checkpoint.base import DType, Tensor
+from rooftree.checkpoint.base import DType, Scales, Tensor
 from rooftree.checkpoint.block_formats import BLOCK, ByteArray, FloatArray
+from rooftree.checkpoint.float_formats import MX_BLOCK, NV_BLOCK
 from rooftree.checkpoint.k_formats import SUPER_BLOCK
 
 # Elements converted at once: intermediate arrays stay in the cache, and small beside any large tensor.
@@ -42,6 +44,9 @@ FORMATS: dict[DType, Format] = {
     "Q4_K": Format(SUPER_BLOCK, 144),
     "Q5_K": Format(SUPER_BLOCK, 176),
     "Q6_K": Format(SUPER_BLOCK, 210),
+    "F8_E4M3": Format(1, 1),
+    "MXFP4": Format(MX_BLOCK, 17),
+    "NVFP4": Format(NV_BLOCK, 9),
 }
 
 
@@ -65,8 +70,30 @@ def tensor_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
 
 
 def dequantize(tensor: Tensor) -> FloatArray:
-    """The values of a tensor as float32, in its shape: exactly what its format defines."""
-    return dequantize_bytes(tensor.dtype, tensor.data).reshape(tensor.shape)
+    """The values of a tensor as float32, in its shape: exactly what its format defines.
+
+    Where the tensor has scales, each value is the product with one of them, rounded once.
+    """
+    values = dequantize_bytes(tensor.dtype, tensor.data).reshape(tensor.shape)
+    if tensor.scales is not None:
+        apply_scales(values, tensor.scales)
+    return values
+
+
+def apply_scales(rows: FloatArray, scales: Scales, first_row: int = 0) -> None:
+    """Multiply rows ``first_row`` and on of a matrix, (any number, k), with their scales in place."""
+    height, width = scales.block
+    k = rows.shape[1]
+    by_column = scales.values
+    if by_column.shape[1] > 1:
+        by_column = np.repeat(by_column, width, axis=1)[:, :k]
+    last = first_row + len(rows)
+    if height == 1:
+        rows *= by_column[first_row:last]
+        return
+    for block in range(first_row // height, -(-last // height)):
+        begin, end = max(block * height, first_row), min((block + 1) * height, last)
+        rows[begin - first_row : end - first_row] *= by_column[block]
 
 
 def dequantize_bytes(dtype: DType, data: ByteArray) -> FloatArray:
@@ -145,4 +172,7 @@ _CODECS: dict[DType, _Codec] = {
     "Q4_K": _Codec(ggml_k.decode_q4_k, ggml_k.encode_q4_k),
     "Q5_K": _Codec(ggml_k.decode_q5_k, ggml_k.encode_q5_k),
     "Q6_K": _Codec(ggml_k.decode_q6_k, ggml_k.encode_q6_k),
+    "F8_E4M3": _Codec(float_formats.decode_f8_e4m3, float_formats.encode_f8_e4m3),
+    "MXFP4": _Codec(float_formats.decode_mxfp4, float_formats.encode_mxfp4),
+    "NVFP4": _Codec(float_formats.decode_nvfp4, float_formats.encode_nvfp4),
 }

@@ -13,7 +13,7 @@ from rooftree.checkpoint.fields import Fields
 from rooftree.checkpoint.formats import dequantize
 from rooftree.checkpoint.gguf import GgufFile
 from rooftree.checkpoint.gguf_rope import gguf_rope
-from rooftree.checkpoint.rotary import HalfSplitTensor
+from rooftree.checkpoint.rotary import half_split
 from rooftree.errors import ModelError
 from rooftree.specs.model import Family, ModelSpec
 
@@ -124,7 +124,7 @@ def gguf_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, Tensor]:
         tensor = dataclasses.replace(stored, name=name)
         rotated = next((heads[part] for part in heads if f".{part}." in name), None)
         if interleaved and rotated and stored.shape[0] == rotated * spec.head_dim:
-            tensor = HalfSplitTensor(tensor, rotated)
+            tensor = half_split(tensor, rotated)
         tensors[name] = tensor
     return tensors
 

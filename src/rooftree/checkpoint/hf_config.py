@@ -31,11 +31,12 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def parse_config(document: Any, source: str) -> ModelSpec:
     """The spec that a parsed config.json describes.
 
-    Fields nested in ``text_config`` count as if they stood at the top.
+    Fields nested in ``text_config`` count as if they stood at the top. How weights are quantised is no part
+    of a spec (see ``hf_quantization``).
 
     Raises:
-        ModelError: an architecture, rope type, quantisation or activation that is not supported, or a number
-            that is missing or impossible. The message names ``source`` and the field.
+        ModelError: an architecture, rope type or activation that is not supported, or a number that is
+            missing or impossible. The message names ``source`` and the field.
     """
     if not isinstance(document, Mapping):
         raise ModelError(f"{source}: must be a JSON object")
@@ -90,13 +91,6 @@ def _supported() -> str:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    quantization = fields.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        fields.fail(
-            "quantization_config",
-            f"(quant_method {method!r}) is not supported; use the unquantised checkpoint or a GGUF file",
-        )
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         fields.fail("hidden_act", f"{activation!r} is not supported; supported is 'silu'")

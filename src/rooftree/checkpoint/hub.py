@@ -14,6 +14,7 @@ PREFIX = "hf:"
 PATTERNS = (
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.json",

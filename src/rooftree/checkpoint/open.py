@@ -9,11 +9,13 @@ from rooftree.checkpoint.gguf import read_gguf
 from rooftree.checkpoint.gguf_model import gguf_spec, gguf_tensors
 from rooftree.checkpoint.gguf_text import gguf_text
 from rooftree.checkpoint.hf_config import parse_config
+from rooftree.checkpoint.hf_quantization import quantized_storage
 from rooftree.checkpoint.hf_text import hf_text
 from rooftree.checkpoint.hub import PREFIX, fetch_snapshot, parse_hub_name
 from rooftree.checkpoint.json_file import read_json
 from rooftree.checkpoint.pull import KNOWN, Progress, pull
 from rooftree.checkpoint.safetensors import INDEX, SINGLE, read_folder
+from rooftree.checkpoint.stored_weights import model_tensors
 from rooftree.checkpoint.validate import is_derived, validate_tensors
 from rooftree.errors import ModelError
 
@@ -92,14 +94,16 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
 
 
 def open_hf(folder: Path, name: str | None = None) -> Checkpoint:
-    """A directory with config.json, tokenizer.json and safetensors files."""
+    """A directory with config.json, tokenizer.json and safetensors files, plain or quantised."""
     config = read_json(folder / CONFIG)
     spec = parse_config(config, str(folder / CONFIG))
+    storage = quantized_storage(config, folder / CONFIG)
+    tensors = model_tensors(read_folder(folder, is_derived), storage)
     return Checkpoint(
         name=name or folder.resolve().name,
         path=str(folder),
         format="safetensors",
         spec=spec,
-        tensors=validate_tensors(spec, read_folder(folder, is_derived), str(folder)),
+        tensors=validate_tensors(spec, tensors, str(folder)),
         text=hf_text(folder, config, spec.vocab_size),
     )

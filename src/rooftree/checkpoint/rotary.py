@@ -10,32 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rooftree.checkpoint.base import Tensor
+from rooftree.checkpoint.lazy import LazyTensor
 
 
-class HalfSplitTensor(Tensor):
-    """A tensor whose rows are put in half-split order each time its data is asked for, and not before.
+def half_split(stored: Tensor, heads: int) -> Tensor:
+    """A stored tensor with its rows in half-split order, moved each time its data is asked for.
 
     Whole rows move, so quantised ones keep their bits. The rows lie on the first axis; those of a vector are
     its elements.
     """
 
-    __slots__ = ("_heads", "_stored")
-    _heads: int
-    _stored: Tensor
+    def moved() -> npt.NDArray[np.uint8]:
+        half = stored.shape[0] // heads // 2
+        return stored.data.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(-1)
 
-    def __init__(self, stored: Tensor, heads: int) -> None:
-        for attribute in ("name", "shape", "dtype", "source"):
-            object.__setattr__(self, attribute, getattr(stored, attribute))
-        object.__setattr__(self, "_stored", stored)
-        object.__setattr__(self, "_heads", heads)
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The bytes in order: a copy, made for this call."""
-        half = self.shape[0] // self._heads // 2
-        return self._stored.data.reshape(self._heads, half, 2, -1).swapaxes(1, 2).reshape(-1)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes as stored, known without moving any."""
-        return self._stored.num_bytes
+    return LazyTensor(stored.name, stored.shape, stored.dtype, stored.source, moved)

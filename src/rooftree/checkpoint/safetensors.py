@@ -6,12 +6,15 @@ ranges must tile the data exactly, without hole, overlap or rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rooftree.checkpoint.base import DType, Tensor
-from rooftree.checkpoint.formats import tensor_bytes
+import numpy as np
+import numpy.typing as npt
+
 from rooftree.checkpoint.json_file import parse_json, read_json
 from rooftree.checkpoint.mapped import MappedFile, map_file
 from rooftree.errors import ModelError
@@ -19,13 +22,37 @@ from rooftree.errors import ModelError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-DTYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+# Bytes of an element of each of the format's types, those with less than a byte left out.
+ELEMENT_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
 
 _MAX_HEADER_BYTES = 100_000_000
 _METADATA = "__metadata__"
 
 
-def read_folder(folder: Path, skip: Callable[[str], bool]) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor as its file has it, whatever its type; what it means is for ``stored_weights`` to say.
+
+    Attributes:
+        name: as stored.
+        kind: the file's own name of the element type, one of ``ELEMENT_BYTES``.
+        data: uint8, one-dimensional, exactly the tensor's bytes; a view of the map.
+        source: file and name, for messages.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    data: npt.NDArray[np.uint8]
+    source: str
+
+
+def read_folder(folder: Path, skip: Callable[[str], bool]) -> dict[str, StoredTensor]:
     """All tensors of a model directory: one model.safetensors, or the shards that its index names.
 
     ``skip(name)`` says which tensors to leave out, whatever their type.
@@ -43,17 +70,16 @@ def read_folder(folder: Path, skip: Callable[[str], bool]) -> dict[str, Tensor]:
     raise ModelError(f"{folder}: holds neither {SINGLE} nor {INDEX}{instead}")
 
 
-def read_safetensors(path: Path, skip: Callable[[str], bool]) -> dict[str, Tensor]:
+def read_safetensors(path: Path, skip: Callable[[str], bool]) -> dict[str, StoredTensor]:
     """The tensors of one file as views of its map, in the order of the header.
 
     Raises:
-        ModelError: the file is damaged or holds a type other than F32, F16 and BF16. The message names the
-            file and the tensor.
+        ModelError: the file is damaged or holds an unknown type. The message names the file and the tensor.
     """
     file = map_file(path)
     header, start = _read_header(file)
     spans: list[tuple[int, int, str]] = []
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
         if name == _METADATA:
             continue
@@ -92,17 +118,16 @@ def _span(file: MappedFile, name: str, entry: Any) -> tuple[int, int]:
     return begin, end
 
 
-def _tensor(file: MappedFile, name: str, entry: Mapping[str, Any], first: int, end: int) -> Tensor:
+def _tensor(file: MappedFile, name: str, entry: Mapping[str, Any], first: int, end: int) -> StoredTensor:
     kind, shape = entry.get("dtype"), entry.get("shape")
-    dtype = DTYPES.get(kind) if isinstance(kind, str) else None
-    if dtype is None:
-        _fail(file, f"tensor {name!r}: type {kind!r} is not supported; supported are {', '.join(DTYPES)}")
+    if not isinstance(kind, str) or kind not in ELEMENT_BYTES:
+        _fail(file, f"tensor {name!r}: type {kind!r} is not known; known are {', '.join(ELEMENT_BYTES)}")
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
         _fail(file, f"tensor {name!r}: the shape must be a list of sizes, not {shape!r}")
-    needed = tensor_bytes(dtype, tuple(shape))
+    needed = math.prod(shape) * ELEMENT_BYTES[kind]
     if needed != end - first:
-        _fail(file, f"tensor {name!r}: {dtype} {shape} takes {needed} bytes, its range holds {end - first}")
-    return Tensor(name, tuple(shape), dtype, file.data[first:end], f"{file.path}: tensor {name!r}")
+        _fail(file, f"tensor {name!r}: {kind} {shape} takes {needed} bytes, its range holds {end - first}")
+    return StoredTensor(name, tuple(shape), kind, file.data[first:end], f"{file.path}: tensor {name!r}")
 
 
 def _check_tiling(file: MappedFile, spans: list[tuple[int, int, str]], num_bytes: int) -> None:
@@ -127,11 +152,11 @@ def _fail(file: MappedFile, problem: str) -> NoReturn:
     raise ModelError(f"{file.path}: {problem}")
 
 
-def _read_shards(index: Path, skip: Callable[[str], bool]) -> dict[str, Tensor]:
+def _read_shards(index: Path, skip: Callable[[str], bool]) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
         raise ModelError(f"{index}: weight_map must give the file name of every tensor")
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     homes: dict[str, str] = {}
     for shard in sorted(set(weight_map.values())):
         path = index.with_name(shard)
