@@ -105,15 +105,16 @@ def _common(metadata: Metadata) -> Config:
     embedding = metadata.shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2:
         metadata.fields.fail("embedding_length", "has no tensor 'token_embd.weight' to go with it")
+    hidden, heads = metadata.fields.count("embedding_length"), metadata.number("attention.head_count")
     bias = metadata.has("blk.N.attn_q.bias") or metadata.has("blk.N.attn_qkv.bias")
     width = metadata.number("feed_forward_length")
     return config | {
         "vocab_size": embedding[0],
-        "hidden_size": metadata.fields.count("embedding_length"),
+        "hidden_size": hidden,
         "num_hidden_layers": metadata.num_layers,
-        "num_attention_heads": metadata.number("attention.head_count"),
+        "num_attention_heads": heads,
         "num_key_value_heads": metadata.number("attention.head_count_kv"),
-        "head_dim": metadata.number("attention.key_length"),
+        "head_dim": metadata.number("attention.key_length") or (hidden // heads if heads else None),
         "intermediate_size": width or metadata.number("expert_feed_forward_length"),
         "tie_word_embeddings": "output.weight" not in metadata.shapes,
         "attention_bias": bias,
