@@ -66,6 +66,14 @@ def test_a_key_given_twice_is_found(value: dict[str, int], data: st.DataObject) 
         assert caught.value.param == again
 
 
+def test_a_key_given_twice_among_very_many_is_found_at_once() -> None:
+    # Comparing each with each would take the better part of an hour.
+    keys = [f"k{index}" for index in range(200_000)]
+    body = json.dumps(dict.fromkeys(keys, 1))[:-1] + ', "k199999": 1}'
+    with pytest.raises(RequestError, match="'k199999' appears twice"):
+        parse_object(body.encode())
+
+
 def test_no_field_is_both_honoured_and_off() -> None:
     assert not set(ChatCompletionRequest.__struct_fields__) & set(CHAT_OFF_VALUES)
     assert not set(CompletionRequest.__struct_fields__) & set(COMPLETION_OFF_VALUES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -86,7 +87,9 @@ def _too_large(size: int, limit: int) -> RequestError:
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        twice = next(key for position, key in enumerate(keys) if key in keys[:position])
-        raise RequestError(f"the key {twice!r} appears twice in one object", param=twice, code="invalid_json")
+    if len(dict(pairs)) == len(pairs):
+        return
+    (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+    raise RequestError(
+        f"the key {twice[:64]!r} appears twice in one object", param=twice[:64], code="invalid_json"
+    )
