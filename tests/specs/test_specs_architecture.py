@@ -85,6 +85,9 @@ def test_block_formats_of_kv():
     llama = model(*[Attention(32, 8, 128)] * 32)
     assert llama.kv_bytes_per_token("q8_0") == 32 * 2048 * 34 // 32
     assert llama.kv_bytes_per_token("q4_0") == 32 * 2048 * 18 // 32
+    # Rooftree's own 8-bit cache: head_dim + 4 bytes where fp16 needs 2 x head_dim.
+    assert llama.kv_bytes_per_token("fp8-per-head") == 32 * 2 * 8 * (128 + 4)
+    assert llama.kv_bytes_per_token("int8-per-head", tensor_parallel=4) == 32 * 2 * 2 * (128 + 4)
     with pytest.raises(ConfigError, match="int5"):
         llama.kv_bytes_per_token("int5")
 

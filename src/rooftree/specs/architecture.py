@@ -217,7 +217,8 @@ def layer_kv_bytes(
     if not isinstance(layer.mixer, Attention | LatentAttention):
         return 0
     elements = layer.mixer.kv_elements_per_device(tensor_parallel)
-    return layer.mixer.kv_tokens(tokens, windowed=windowed) * cache_bytes(elements, dtype)
+    vectors = layer.mixer.kv_vectors_per_device(tensor_parallel)
+    return layer.mixer.kv_tokens(tokens, windowed=windowed) * cache_bytes(elements, dtype, vectors)
 
 
 def layer_state_bytes(layer: LayerSpec, dtype: str, recurrent_dtype: str, *, tensor_parallel: int = 1) -> int:

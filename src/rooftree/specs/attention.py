@@ -54,7 +54,11 @@ class Attention:
 
     def kv_elements_per_device(self, tensor_parallel: int) -> int:
         """The same on the device that holds most under tensor parallelism: never below one KV head."""
-        return 2 * share(self.num_kv_heads, tensor_parallel) * self.head_dim
+        return self.kv_vectors_per_device(tensor_parallel) * self.head_dim
+
+    def kv_vectors_per_device(self, tensor_parallel: int) -> int:
+        """Heads of K and of V that one token leaves there."""
+        return 2 * share(self.num_kv_heads, tensor_parallel)
 
     def kv_tokens(self, tokens: int, *, windowed: bool) -> int:
         """Tokens kept of a sequence: all, or at most the window where the engine frees what has left it."""
@@ -120,6 +124,10 @@ class LatentAttention:
     def kv_elements_per_device(self, tensor_parallel: int) -> int:
         """The same: replicated on every device."""
         return self.kv_elements_per_token
+
+    def kv_vectors_per_device(self, tensor_parallel: int) -> int:
+        """The latent and the rotary key."""
+        return 2
 
     def kv_tokens(self, tokens: int, *, windowed: bool) -> int:
         """Tokens kept of a sequence: all."""

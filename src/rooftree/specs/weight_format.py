@@ -116,16 +116,19 @@ _CACHE_HALF_BITS = {
     "q4_0": 9,
     "nvfp4": 9,
 }
-CACHE_DTYPES = tuple(_CACHE_HALF_BITS)
+# With an fp32 scale for each vector (each head of K or V of a token), as Rooftree's engine keeps int8 and fp8.
+_SCALED = {"int8-per-head": "int8", "fp8-per-head": "fp8"}
+_SCALE_BYTES = 4
+CACHE_DTYPES = (*_CACHE_HALF_BITS, *_SCALED)
 
 
-def cache_bytes(elements: int, dtype: str) -> int:
-    """Bytes of that many elements of KV or state.
+def cache_bytes(elements: int, dtype: str, vectors: int = 0) -> int:
+    """Bytes of that many elements of KV or state, which make up so many vectors.
 
     Raises:
         ConfigError: there is no such dtype.
     """
-    half_bits = _CACHE_HALF_BITS.get(dtype)
+    half_bits = _CACHE_HALF_BITS.get(_SCALED.get(dtype, dtype))
     if half_bits is None:
         raise ConfigError(f"KV dtype {dtype!r} is not known; known are {', '.join(CACHE_DTYPES)}")
-    return -(-elements * half_bits // 16)
+    return -(-elements * half_bits // 16) + _SCALE_BYTES * vectors * (dtype in _SCALED)
