@@ -147,6 +147,18 @@ def test_a_body_too_large_is_refused_whether_its_size_is_declared_or_not(server:
     check_alive(server)
 
 
+def test_a_long_body_is_read_like_a_short_one(server: RunningServer) -> None:
+    body = {"prompt": "hi", "max_tokens": 4, "temperature": 0, "user": "u" * 100_000}
+    short, long = (
+        server.http.post("/v1/completions", json=body | {"user": user}).json()["choices"]
+        for user in ("u", body["user"])
+    )
+    assert short == long
+    unclosed = server.http.post("/v1/completions", content=b"{" + b" " * 100_000, headers=JSON_HEADERS)
+    assert check_refusal(unclosed)["code"] == "invalid_json"
+    check_alive(server)
+
+
 def test_a_client_that_leaves_while_sending_its_body_is_forgotten(server: RunningServer) -> None:
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:

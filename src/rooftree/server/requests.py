@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import msgspec
@@ -12,6 +13,9 @@ from rooftree.server.json_body import parse_object, read_body
 from rooftree.server.state import ServerState
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+# Shorter bodies are parsed within a millisecond or two; the longest possible take seconds.
+_INLINE_BYTES = 64 << 10
 
 
 def state_of(request: Request) -> ServerState:
@@ -29,4 +33,8 @@ async def read(request: Request, kind: type[Body], off_values: OffValues) -> tup
     """
     state = state_of(request)
     body = await read_body(request.headers, request.receive, state.config.max_body_size)
-    return state, read_request(parse_object(body), kind, off_values)
+    if len(body) <= _INLINE_BYTES:
+        fields = parse_object(body)
+    else:
+        fields = await asyncio.to_thread(parse_object, body)
+    return state, read_request(fields, kind, off_values)
