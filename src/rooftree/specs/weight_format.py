@@ -116,7 +116,7 @@ _CACHE_HALF_BITS = {
     "q4_0": 9,
     "nvfp4": 9,
 }
-# With an fp32 scale for each vector (each head of K or V of a token), as Rooftree's engine keeps int8 and fp8.
+# With an fp32 scale for each vector (head of K or V of a token): int8 and fp8 of Rooftree's own engine.
 _SCALED = {"int8-per-head": "int8", "fp8-per-head": "fp8"}
 _SCALE_BYTES = 4
 CACHE_DTYPES = (*_CACHE_HALF_BITS, *_SCALED)
