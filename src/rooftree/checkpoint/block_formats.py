@@ -103,8 +103,9 @@ def encode_q8_0(rows: FloatArray) -> ByteArray:
     scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
     steps = rows * reciprocal(scale)
     whole = np.trunc(steps)
-    away = np.where(np.abs(steps - whole) >= 0.5, np.sign(steps), np.float32(0))
-    quants: ByteArray = (whole + away).astype(np.int8).view(np.uint8)
+    steps -= whole
+    whole += np.trunc(2 * steps)
+    quants: ByteArray = whole.astype(np.int8).view(np.uint8)
     return np.concatenate((half_bytes(scale), quants), axis=1)
 
 

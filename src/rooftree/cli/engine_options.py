@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import click
 
+from rooftree.checkpoint.quantization import Quantization
 from rooftree.engine.config import EngineConfig, KVCacheDType, Policy
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -28,7 +29,13 @@ class ByteSize(click.ParamType[int]):
         return int(float(match[1]) * UNITS[match[2]])
 
 
+QUANTIZATION = click.option(
+    "--quantization",
+    type=click.Choice(get_args(Quantization)),
+    help="Round float and FP8 weights to this format while loading. [default: as stored]",
+)
 OPTIONS = (
+    QUANTIZATION,
     click.option(
         "--max-model-len",
         type=int,

@@ -8,6 +8,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from rooftree.checkpoint.base import Checkpoint
+from rooftree.checkpoint.quantization import Quantization
 from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.core import EngineCore
 from rooftree.engine.executors.base import Executor
@@ -77,6 +78,8 @@ def build_engine_core(
             from rooftree.checkpoint.open import open_checkpoint
 
             checkpoint = open_checkpoint(config.model)
+        if config.quantization is not None:
+            checkpoint = _quantized(config, checkpoint, config.quantization)
     model_max_len = checkpoint.spec.max_position_embeddings
     with phases.time("weights"):
         executor = make_executor(config, checkpoint, wanted_model_len(config, model_max_len))
@@ -94,9 +97,22 @@ def build_engine_core(
         executor.close()
         raise
     ready = EngineReady(
-        plan.num_blocks, config.block_size, plan.max_model_len, phases.seconds, plan.rows, plan.notices
+        plan.num_blocks,
+        config.block_size,
+        plan.max_model_len,
+        phases.seconds,
+        plan.rows,
+        [*checkpoint.notices, *plan.notices],
     )
     return EngineCore(config, executor, scheduler), ready
+
+
+def _quantized(config: EngineConfig, checkpoint: Checkpoint, scheme: Quantization) -> Checkpoint:
+    # Imported here: most models are run as they are.
+    from rooftree.checkpoint.quantize_on_load import quantized
+    from rooftree.engine.executors.cores import physical_cores
+
+    return quantized(checkpoint, scheme, threads=config.threads or physical_cores())
 
 
 def _scheduler(config: EngineConfig, plan: MemoryPlan, model: str) -> Scheduler:
@@ -110,7 +126,7 @@ def _scheduler(config: EngineConfig, plan: MemoryPlan, model: str) -> Scheduler:
         plan.num_blocks,
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
-        namespace=f"{model}/{config.kv_cache_dtype}",
+        namespace=f"{model}/{config.quantization or 'as stored'}/{config.kv_cache_dtype}",
         watermark=config.kv_watermark,
     )
     return Scheduler(limits, kv_cache, monotonic)

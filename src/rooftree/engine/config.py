@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from rooftree.checkpoint.quantization import Quantization
 from rooftree.errors import ConfigError
 from rooftree.scheduler.config import SchedulerConfig
 
@@ -18,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: ``smollm2``, a .gguf file, a Hugging Face directory or ``hf:org/name``.
+        quantization: what float and FP8 weights are rounded to while loading; None: they stay as stored.
         max_model_len: longest prompt + answer in tokens; None: what the model was made for, or what fits.
         max_num_seqs: requests running at once.
         max_num_waiting: generations that may wait for their turn; more are refused with 503.
@@ -31,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str = "smollm2"
+    quantization: Quantization | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_waiting: int = 1024

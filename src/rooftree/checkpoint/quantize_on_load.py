@@ -1,0 +1,111 @@
+"""Weights quantised while a model is loaded, one tensor at a time.
+
+Linear weights stored in floats or in FP8 are rounded to one of ggml's formats of 32-element blocks, exactly
+as its reference code rounds. The embedding and the head become Q8_0 whatever the scheme: their errors go
+straight into the choice of a token. Norms, biases and weights that are quantised already stay as they are.
+
+Nothing is converted before its ``data`` is asked for, then in pieces of some rows, and nothing is kept: the
+memory in use is the result, the stored bytes of the one tensor where they must be made first, and the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rooftree.checkpoint.base import Checkpoint, DType, Tensor
+from rooftree.checkpoint.formats import (
+    FORMATS,
+    apply_scales,
+    dequantize_bytes,
+    is_quantized,
+    quantize,
+    row_bytes,
+)
+from rooftree.checkpoint.layout import EMBEDDING, HEAD
+from rooftree.checkpoint.lazy import LazyTensor
+from rooftree.checkpoint.quantization import Quantization
+from rooftree.errors import ConfigError
+
+SCHEMES: dict[Quantization, DType] = {
+    "q8_0": "Q8_0",
+    "q5_1": "Q5_1",
+    "q5_0": "Q5_0",
+    "q4_1": "Q4_1",
+    "q4_0": "Q4_0",
+}
+
+_PIECE = 1 << 18  # elements
+
+
+def quantized(checkpoint: Checkpoint, scheme: Quantization, *, threads: int = 1) -> Checkpoint:
+    """The same model with its weights quantised each time their data is asked for.
+
+    What stays as it is although it is a matrix is told in the result's ``notices``.
+
+    Args:
+        threads: how many convert a tensor together.
+
+    Raises:
+        ConfigError: no weight of the model can be quantised.
+    """
+    tensors: dict[str, Tensor] = {}
+    ragged: list[str] = []
+    packed: list[str] = []
+    for name, tensor in checkpoint.tensors.items():
+        tensors[name] = tensor
+        if len(tensor.shape) != 2:
+            continue
+        target = "Q8_0" if name in (EMBEDDING, HEAD) else SCHEMES[scheme]
+        if is_quantized(tensor.dtype):
+            packed.append(name)
+        elif tensor.shape[1] % FORMATS[target].block:
+            ragged.append(name)
+        else:
+            tensors[name] = _quantized(tensor, target, threads)
+    notices = (
+        *_notice(checkpoint, ragged, scheme, "their rows do not fill blocks of 32"),
+        *_notice(checkpoint, packed, scheme, "they are quantised already"),
+    )
+    if all(tensors[name] is tensor for name, tensor in checkpoint.tensors.items()):
+        raise ConfigError(
+            f"--quantization {scheme}: no weight of {checkpoint.name} can be quantised: {' '.join(notices)}"
+        )
+    return replace(checkpoint, tensors=tensors, notices=(*checkpoint.notices, *notices))
+
+
+def _notice(
+    checkpoint: Checkpoint, names: Sequence[str], scheme: Quantization, reason: str
+) -> tuple[str, ...]:
+    if not names:
+        return ()
+    kinds = sorted({checkpoint.tensors[name].dtype for name in names})
+    which = names[0] if len(names) == 1 else f"{len(names)} weights ({names[0]}, ...)"
+    return (f"--quantization {scheme} leaves {which} as {', '.join(kinds)}: {reason}.",)
+
+
+def _quantized(tensor: Tensor, target: DType, threads: int) -> Tensor:
+    n, k = tensor.shape
+
+    def convert() -> npt.NDArray[np.uint8]:
+        stored = tensor.data.reshape(n, -1)
+        result = np.empty((n, row_bytes(target, k)), np.uint8)
+        rows = max(1, _PIECE // k)
+
+        def convert_from(first: int) -> None:
+            piece = stored[first : first + rows]
+            values = dequantize_bytes(tensor.dtype, piece.reshape(-1)).reshape(len(piece), k)
+            if tensor.scales is not None:
+                apply_scales(values, tensor.scales, first)
+            result[first : first + rows] = quantize(target, values).reshape(len(piece), -1)
+
+        with ThreadPoolExecutor(threads) as pool:
+            # The list makes an error of a thread come out here.
+            list(pool.map(convert_from, range(0, n, rows)))
+        return result.reshape(-1)
+
+    return LazyTensor(tensor.name, tensor.shape, target, tensor.source, convert)
