@@ -207,6 +207,14 @@ def test_hybrids_by_layer():
     assert [layer.feed_forward is None for layer in nemotron.layers[:3]] == [True, False, True]
 
 
+def test_nemotron_layers_as_words_give_their_number():
+    words = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
+    for name in ("nemotron-h-8b", "nemotron-3-nano-30b"):
+        listed = [words[letter] for letter in PUBLISHED[name].config["hybrid_override_pattern"]]
+        spelt = parse(name, hybrid_override_pattern=..., layers_block_type=listed, num_hidden_layers=...)
+        assert spelt.layers == parse(name).layers
+
+
 def test_state_per_sequence():
     """Of a running Qwen3.6-27B: 65,536 B of KV per token, and 149.6 MiB of fp32 states per sequence."""
     qwen = parse("qwen3.5-27b")

@@ -181,6 +181,25 @@ def test_modelopt():
     assert fp4.scheme.linear.arithmetic == "fp4"
 
 
+def test_modelopt_by_module():
+    def mixed(name: str, modules: dict[str, str]) -> Architecture:
+        layers = {module: {"quant_algo": algorithm} for module, algorithm in modules.items()}
+        return quantised(
+            name, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+        )
+
+    dense = mixed(
+        "llama-3-8b", {"model.layers.3.self_attn.q_proj": "FP8", "model.layers.3.mlp.up_proj": "NVFP4"}
+    )
+    query, up = 4096 * 4096, 4096 * 14336
+    saved = query - 8 + 2 * up - (up // 2 + up // 16 + 8)
+    assert dense.weight_bytes() == 2 * 8_030_261_248 - saved
+    experts = {f"model.layers.0.mlp.experts.{e}.up_proj": "NVFP4" for e in range(128)}
+    one = 768 * 2048
+    sparse = mixed("qwen3-30b-a3b", experts)
+    assert sparse.weight_bytes() == 2 * 30_532_122_624 - 128 * (2 * one - (one // 2 + one // 16 + 8))
+
+
 def test_modelopt_in_a_file_beside(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config("llama-3-8b")))
     beside = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
@@ -212,7 +231,12 @@ def test_null_means_unquantised():
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"a": {}}}, "dynamic"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {}}},
+            "quantized_layers.a.quant_algo",
+        ),
         ({"quant_method": "compressed-tensors"}, "config_groups"),
         (compressed({"num_bits": 4, "type": "float", "group_size": 8}), "group_0.weights.group_size"),
         (compressed({"num_bits": 6, "type": "float"}), "num_bits"),

@@ -53,6 +53,7 @@ class Family:
         positions: field with the longest context; None: the family has no limit of its own.
         aliases: field -> its name in this family's configs.
         defaults: dimensions that published configs of this family leave out because its class has them.
+        layers_from: fields of which the first given has as many entries as there are layers.
         notes: what to tell the user.
     """
 
@@ -71,6 +72,7 @@ class Family:
     positions: str | None = "max_position_embeddings"
     aliases: tuple[tuple[str, str], ...] = ()
     defaults: tuple[tuple[str, int], ...] = ()
+    layers_from: tuple[str, ...] = ()
     notes: Callable[[Fields], tuple[str, ...]] = lambda fields: ()
 
 

@@ -128,12 +128,13 @@ def _jamba_feed_forwards(fields: Fields) -> FeedForwardOf:
 
 
 _NEMOTRON_KINDS = {"M": LINEAR, "mamba": LINEAR, LINEAR: LINEAR, "*": FULL, "attention": FULL, FULL: FULL}
+_NEMOTRON_LAYERS = ("hybrid_override_pattern", "layers_block_type")
 _NEMOTRON_KINDS |= {"-": "mlp", "mlp": "mlp", "E": "moe", "moe": "moe"}
 
 
 def _nemotron_kinds(fields: Fields) -> list[str]:
     """One character per layer in hybrid_override_pattern, or a list of words in layers_block_type."""
-    name = "hybrid_override_pattern" if fields.get("hybrid_override_pattern") else "layers_block_type"
+    name = next((name for name in _NEMOTRON_LAYERS if fields.get(name)), _NEMOTRON_LAYERS[-1])
     listed = fields.get(name)
     if not isinstance(listed, str | list) or not listed:
         fields.fail(name, f"must be a string or list with an entry for each layer, not {listed!r}")
@@ -308,6 +309,7 @@ HYBRIDS: dict[str, Family] = {
         embed_name="backbone.embeddings",
         norm_name="backbone.norm_f",
         aliases=(("n_groups", "mamba_n_groups"), ("conv_kernel", "mamba_d_conv")),
+        layers_from=_NEMOTRON_LAYERS,
         notes=extra_modules("num_nextn_predict_layers"),
     ),
     "bamba": Family(

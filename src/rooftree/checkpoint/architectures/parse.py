@@ -30,6 +30,10 @@ _SAME: dict[str, str] = {
     "refinedwebmodel": "falcon",
     "llama4": "llama4_text",
     "gemma3": "gemma3_text",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
@@ -196,6 +200,9 @@ def _under_usual_names(fields: Fields, family: Family) -> tuple[Fields, tuple[st
     for usual, own in family.aliases:
         if values.get(usual) is None and values.get(own) is not None:
             values[usual] = values[own]
+    for name in family.layers_from:
+        if values.get("num_hidden_layers") is None and isinstance(values.get(name), list | str):
+            values["num_hidden_layers"] = len(values[name])
     left_out = [name for name, _ in family.defaults if name not in values]
     for name, value in family.defaults:
         values.setdefault(name, value)

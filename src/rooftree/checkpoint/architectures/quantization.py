@@ -6,6 +6,7 @@ per group or channel, fp32 per tensor and per block.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from rooftree.checkpoint.architectures.compressed_tensors import compressed_tensors
@@ -16,6 +17,8 @@ from rooftree.specs.weight_format import FORMATS, WeightFormat, grouped
 from rooftree.specs.weight_scheme import WeightScheme, uniform
 
 _SCALE_BYTES = 4
+_MIXED = "MIXED_PRECISION"
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _LISTS = ("modules_to_not_convert", "ignored_layers")
 
 Reader = Callable[[Fields, WeightFormat], WeightScheme]
@@ -83,12 +86,32 @@ def _mxfp4(fields: Fields, rest: WeightFormat) -> WeightScheme:
 
 
 def _modelopt(fields: Fields, rest: WeightFormat) -> WeightScheme:
-    algorithm = fields.text("quant_algo").upper()
-    if algorithm not in _MODELOPT:
-        fields.fail("quant_algo", f"{algorithm!r} is not known; known are {', '.join(_MODELOPT)}")
-    stored = _MODELOPT[algorithm]
+    if fields.text("quant_algo").upper() == _MIXED:
+        return _modelopt_mixed(fields, rest)
+    stored = _modelopt_format(fields)
     ignore = patterns(fields, ("ignore", "exclude_modules"), by_glob)
     return WeightScheme(stored.name, stored, rest, ignore=ignore)
+
+
+def _modelopt_mixed(fields: Fields, rest: WeightFormat) -> WeightScheme:
+    """quantized_layers names each quantised module; experts of a layer are alike, so one of them counts."""
+    modules = fields.get("quantized_layers")
+    if not isinstance(modules, Mapping) or not modules:
+        fields.fail("quantized_layers", f"must name the modules of {_MIXED}, not {modules!r}")
+    exact: dict[str, WeightFormat] = {}
+    for module, setting in modules.items():
+        if not isinstance(setting, Mapping):
+            fields.fail("quantized_layers", f"must hold objects, and {module} is {setting!r}")
+        inner = Fields(setting, fields.source, within=f"{fields.within}quantized_layers.{module}.")
+        exact[f"{_EXPERT.sub('.experts.{}.', module)}.weight"] = _modelopt_format(inner)
+    return WeightScheme("modelopt-mixed", rest, rest, exact=exact)
+
+
+def _modelopt_format(fields: Fields) -> WeightFormat:
+    algorithm = fields.text("quant_algo").upper()
+    if algorithm not in _MODELOPT:
+        fields.fail("quant_algo", f"{algorithm!r} is not known; known are {', '.join(_MODELOPT)}, {_MIXED}")
+    return _MODELOPT[algorithm]
 
 
 # Both keep an fp32 scale of the input beside that of the weight.
