@@ -298,7 +298,7 @@ def test_needed_dimensions(name: str, field: str, bad: Any):
     ("name", "field"),
     [
         ("llama-2-7b", "intermediate_size"),
-        ("llama-2-7b", "max_position_embeddings"),
+        ("opt-125m", "max_position_embeddings"),
         ("mixtral-8x7b", "num_experts_per_tok"),
         ("qwen3-30b-a3b", "moe_intermediate_size"),
         ("qwen3-30b-a3b", "num_experts"),
@@ -343,6 +343,13 @@ def test_needed_fields_of_families(name: str, field: str):
 )
 def test_impossible_values(name: str, over: dict[str, Any], word: str):
     refuses(config(name, **over), word)
+
+
+def test_missing_context_is_said():
+    architecture = parse("llama-3-8b", max_position_embeddings=...)
+    assert architecture.max_positions is None
+    assert architecture.num_parameters == 8_030_261_248
+    assert "max_position_embeddings" in architecture.notes[0]
 
 
 def test_missing_dtype_is_said():

@@ -370,7 +370,6 @@ def test_needed_keys_are_named(tmp_path: Path, name: str, key: str, bad: Any):
 @pytest.mark.parametrize(
     ("name", "key", "word"),
     [
-        ("llama", "context_length", "max_position_embeddings"),
         ("llama", "feed_forward_length", "intermediate_size"),
         ("llama", "attention.head_count", "num_attention_heads"),
         ("llama+experts", "expert_used_count", "num_experts_per_tok"),

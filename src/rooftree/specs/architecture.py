@@ -73,7 +73,7 @@ class Architecture:
         layers: in order; equal layers are one shared instance.
         outside: tensors outside the layers, with their full names: embeddings, final norm, head (absent where
             tied).
-        max_positions: longest context that the checkpoint states; None where it states none (Mamba, BLOOM).
+        max_positions: longest context that the checkpoint states; None where it states none.
         dtype: element type of unquantised tensors as published (``bf16``, ``fp16``, ``fp32``).
         scheme: how the published weights are stored.
         layer_prefix: what the checkpoint puts before a layer's number.

@@ -88,6 +88,7 @@ def build(
     num_layers = fields.layers("num_hidden_layers")
     tied = fields.flag("tie_word_embeddings", family.tied)
     mixer, feed_forward, norms = family.mixers(fields), family.feed_forwards(fields), family.norms(fields)
+    positions = optional_count(fields, family.positions) if family.positions else None
     distinct: dict[LayerSpec, LayerSpec] = {}
     layers = []
     for index in range(num_layers):
@@ -111,10 +112,17 @@ def build(
         tied_head=tied,
         layers=tuple(layers),
         outside=(*outside, *family.extra(fields)),
-        max_positions=fields.count(family.positions) if family.positions else None,
+        max_positions=positions,
         dtype=dtype,
         scheme=scheme,
         layer_prefix=family.layer_prefix,
         recurrent_dtype=recurrent_dtype,
-        notes=family.notes(fields),
+        notes=(*family.notes(fields), *_unstated(family, positions)),
     )
+
+
+def _unstated(family: Family, positions: int | None) -> tuple[str, ...]:
+    """No size depends on the longest context, so a config that leaves it out can be counted."""
+    if family.positions is None or positions is not None:
+        return ()
+    return (f"{family.positions} is not stated: the longest context is not known",)
