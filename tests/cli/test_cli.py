@@ -172,6 +172,14 @@ def test_inspect(model: Path) -> None:
     assert "family" in rooftree("inspect", model).stdout
 
 
+def test_inspect_after_quantising(model: Path) -> None:
+    before = json.loads(rooftree("inspect", model, "--json").stdout)
+    after = json.loads(rooftree("inspect", model, "--json", "--quantization", "q8_0").stdout)
+    assert set(after["bytes_by_type"]) == {"Q8_0", "F32"}
+    assert after["parameters"] == before["parameters"]
+    assert after["weight_bytes"] < before["weight_bytes"] / 3
+
+
 def test_bench_engine(model: Path) -> None:
     flags = ("--batch", "1,3", "--prompt-tokens", 20, "--output-tokens", 4, "--repeat", 1, *SMALL)
     results = json.loads(rooftree("bench", "engine", model, "--json", *flags).stdout)["results"]

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rooftree.cli.engine_options import QUANTIZATION
 from rooftree.cli.fetching import fetch_checkpoint
 from rooftree.errors import ModelError
 
 if TYPE_CHECKING:
     from rooftree.checkpoint.base import Checkpoint
+    from rooftree.checkpoint.quantization import Quantization
     from rooftree.specs.architecture import Architecture
 
 HELP = """Show what MODEL (default: smollm2) is made of. Reads no weights.
@@ -24,15 +26,17 @@ A config.json alone will do, and so will a model that this engine does not run.
   rooftree inspect smollm2
   rooftree inspect model.gguf --json
   rooftree inspect config.json
+  rooftree inspect hf:org/name --quantization q4_0
 """
 
 
 @click.command(help=HELP)
 @click.argument("model", default="smollm2")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with every layer.")
-def command(model: str, as_json: bool) -> None:
+@QUANTIZATION
+def command(model: str, as_json: bool, quantization: Quantization | None) -> None:
     """See HELP."""
-    facts = inspect_model(model)
+    facts = inspect_model(model) if quantization is None else inspect_quantized(model, quantization)
     click.echo(json.dumps(facts, indent=2) if as_json else _table(facts))
 
 
@@ -53,6 +57,18 @@ def inspect_model(model: str) -> dict[str, Any]:
         except ModelError as not_counted:
             # Of a model that it knows the second complaint says more; else the first does.
             raise (error if not path.exists() else not_counted) from None
+
+
+def inspect_quantized(model: str, scheme: Quantization) -> dict[str, Any]:
+    """The facts of a model as ``--quantization`` would load it.
+
+    Raises:
+        ModelError: it cannot be opened.
+        ConfigError: none of its weights can be quantised.
+    """
+    from rooftree.checkpoint.quantize_on_load import quantized
+
+    return describe(quantized(fetch_checkpoint(model), scheme))
 
 
 def _described(path: Path, note: str | None) -> dict[str, Any]:
@@ -100,6 +116,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "sliding_windows": sorted({window for window in spec.windows if window is not None}),
         "rope": {"kind": spec.rope.kind, "theta": spec.rope.theta, "factor": spec.rope.factor},
         "chat_template": checkpoint.text.chat_template is not None,
+        "notes": [*facts["notes"], *checkpoint.notices],
     }
 
 
