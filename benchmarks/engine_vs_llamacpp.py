@@ -113,7 +113,7 @@ def measure(case: Case, args: argparse.Namespace) -> Row:
         args.file,
         threads=args.threads,
         sequences=case.batch,
-        length=length + 2 * case.batch + 1,
+        length=length + 1 + (2 * case.batch if case.steps else 0),
         isa=args.isa,
     )
     timings = Timings(case)

@@ -13,6 +13,7 @@ import asyncio
 import json
 import random
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -160,6 +161,8 @@ def main() -> None:
         "1024",
         *shlex.split(args.serve_options),
     ]
+    # So that the server ends with this process, however it is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         log = args.log or Path(folder) / "serve.log"
         with serve(args.model, options, log) as served:
