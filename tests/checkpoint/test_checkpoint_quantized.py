@@ -7,6 +7,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rigs.hf_writer import Entry
 from rigs.models import random_weights, tiny_spec
@@ -295,3 +297,35 @@ def test_a_weight_of_the_wrong_shape_is_refused_as_any_other(tmp_path):
     assert "has the shape [64, 192]; the configuration needs [192, 192]" in refusal(
         tmp_path, entries, SCHEMES["ct-mxfp4"].config
     )
+
+
+PARTS = ["weight", "weight_packed", "weight_blocks", "weight_scales", "weight_scale", "weight_scale_inv"]
+PARTS += ["weight_scale_2", "weight_global_scale", "input_scale", "bias"]
+SIZES = st.sampled_from([0, 1, 2, 4, 6, 8, 16, 32])
+ELEMENT_BYTES = {"U8": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F32": 4, "BF16": 2, "I32": 4, "F8_E5M2": 1}
+
+
+@st.composite
+def stored_parts(draw):
+    """Some tensors of one module, of any types and shapes."""
+    tensors = {}
+    for part in draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=4, unique=True)):
+        kind = draw(st.sampled_from(list(ELEMENT_BYTES)))
+        shape = tuple(draw(st.lists(SIZES, max_size=4)))
+        data = np.full(math.prod(shape) * ELEMENT_BYTES[kind], draw(st.sampled_from([0, 1, 0x3F])), np.uint8)
+        tensors[f"m.{part}"] = StoredTensor(f"m.{part}", shape, kind, data, f"file: {part}")
+    return tensors
+
+
+@given(stored_parts(), st.sampled_from([None, (2, 4)]))
+def test_any_parts_are_tensors_or_a_model_error(stored, block):
+    storage = QuantizedStorage("any", frozenset({"F8_E4M3", "MXFP4", "NVFP4"}), block)
+    tensors, message = {}, "file: "
+    try:
+        tensors = model_tensors(stored, storage)
+    except ModelError as error:
+        message = str(error)
+    assert message.startswith("file: ")
+    for tensor in tensors.values():
+        assert tensor.data.nbytes == tensor.num_bytes == tensor_bytes(tensor.dtype, tensor.shape)
+        assert dequantize(tensor).shape == tensor.shape

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from rigs.models import random_weights, tiny_spec, write_gguf_model, write_hf_model
+from rigs.quantized_writer import SCHEMES, quantized_entries, write_quantized_model
 from rooftree.checkpoint.base import DType
+from rooftree.checkpoint.formats import dequantize
+from rooftree.checkpoint.open import open_checkpoint
 from rooftree.engine.llm import LLM
 from rooftree.errors import ConfigError
 from rooftree.sampling.params import SamplingParams
@@ -39,6 +42,16 @@ def test_answers_are_those_of_the_quantised_file(tmp_path: Path, scheme: str):
     tokens, logprobs, _ = answer(rounded)
     assert answer(floats, quantization=scheme)[:2] == (tokens, logprobs)
     assert answer(floats)[1] != logprobs
+
+
+@pytest.mark.parametrize("scheme", ["ct-tensor", "ct-channel", "fp8-block"])
+def test_fp8_answers_are_those_of_the_values_it_stands_for(tmp_path: Path, scheme: str):
+    entries = quantized_entries(WEIGHTS, scheme)
+    published = write_quantized_model(tmp_path / "fp8", SPEC, entries, SCHEMES[scheme].config)
+    tensors = open_checkpoint(str(published)).tensors
+    values = {name: dequantize(tensor) for name, tensor in tensors.items()}
+    floats = write_hf_model(tmp_path / "floats", SPEC, values)
+    assert answer(published, executor="reference") == answer(floats, executor="reference")
 
 
 def test_notices_reach_whoever_starts_the_engine(tmp_path: Path):
