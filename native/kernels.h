@@ -84,7 +84,7 @@ struct Kernels {
     // Merges a later partition's (m, l, acc) into an earlier state, as `attention` does between partitions.
     void (*merge_partition)(float m, float l, const float* acc, int head_dim, float* m_out, float* l_out, float* acc_out);
 
-    // Sampling. `max_finite`: largest value; NaN if any value is NaN or the largest is not finite.
+    // Sampling. `max_finite`: largest value; NaN if any value is NaN or infinite.
     float (*max_finite)(const float* x, int64_t n);
     // p = exp((x - shift) / temperature); returns the sum (p may be null).
     double (*exp_sum)(const float* x, int64_t n, float shift, float temperature, float* p);

@@ -13,11 +13,11 @@ namespace rooftree::ROOFTREE_ISA {
 using F = Simd::F;
 constexpr int N = Simd::N;
 
-// exp by Cody-Waite reduction and a degree-6 polynomial, relative error below 2e-7; exactly 1 at 0 and exactly 0
-// below the smallest normal result, -inf included.
+// exp by Cody-Waite reduction and a degree-6 polynomial, relative error below 2e-7; exactly 1 at 0, exactly 0 below
+// the smallest normal result (-inf included), infinite above 88.4.
 static inline F vexp(F x) {
     const F low = Simd::set1(-87.33f);
-    const F clamped = Simd::min(Simd::max(x, low), Simd::set1(88.3f));
+    const F clamped = Simd::min(Simd::max(x, low), Simd::set1(89.0f));
     const F n = Simd::round(clamped * Simd::set1(1.44269504f));
     F r = Simd::fma(n, Simd::set1(-0.693359375f), clamped);
     r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
@@ -52,6 +52,9 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
     for (; i < n; i++) y[i] = x[i] * inverse * weight[i];
 }
 
+// A block whose largest magnitude is under this counts as zero: 127 / magnitude would overflow.
+constexpr float kLeastMagnitude = 1e-36f;
+
 static void quantise(const float* x, int64_t first, int64_t count, const MutableQuantisedRow& out) {
     for (int64_t i = 0; i < count; i++) {
         const float* block = x + i * kBlock;
@@ -59,7 +62,7 @@ static void quantise(const float* x, int64_t first, int64_t count, const Mutable
         F largest = Simd::zero();
         for (int j = 0; j < kBlock; j += N) largest = Simd::max(largest, Simd::abs(Simd::load(block + j)));
         const float amax = Simd::reduce_max(largest);
-        const F inverse = Simd::set1(amax > 0.0f ? 127.0f / amax : 0.0f);
+        const F inverse = Simd::set1(amax >= kLeastMagnitude ? 127.0f / amax : 0.0f);
         F half[2] = {Simd::zero(), Simd::zero()};  // sums of small whole numbers: exact in any order
         for (int j = 0; j < kBlock; j += N) {
             const F rounded = Simd::round(Simd::load(block + j) * inverse);
@@ -67,10 +70,11 @@ static void quantise(const float* x, int64_t first, int64_t count, const Mutable
             half[j / 16] = half[j / 16] + rounded;
         }
         const float low = Simd::reduce_add(half[0]), sum = low + Simd::reduce_add(half[1]);
-        out.scale[b] = amax / 127.0f;
+        const bool finite = sum == sum;  // a NaN or infinite input must spoil the products, not vanish in a comparison
+        out.scale[b] = finite ? amax / 127.0f : sum;
         out.sum[b] = out.scale[b] * sum;
-        out.negated[b] = -static_cast<int32_t>(sum);
-        out.negated_first[b] = -static_cast<int32_t>(low);
+        out.negated[b] = finite ? -static_cast<int32_t>(sum) : 0;
+        out.negated_first[b] = finite ? -static_cast<int32_t>(low) : 0;
     }
 }
 
@@ -134,11 +138,12 @@ struct Fp8Kv {
 };
 
 // Narrows n values to the cache's type; returns the position's scale (1 where the format has none).
-// Half precision saturates: a masked position can then never spread infinity.
+// Half precision saturates: a masked position can then never spread infinity. (min and max give their second operand
+// where one is NaN: NaN stays NaN.)
 static inline float narrow(const float* x, int n, HalfKv* out) {
     int i = 0;
     for (; i + N <= n; i += N)
-        Simd::store_f16(&out[i].bits, Simd::max(Simd::min(Simd::load(x + i), Simd::set1(kHalfMax)), Simd::set1(-kHalfMax)));
+        Simd::store_f16(&out[i].bits, Simd::max(Simd::set1(-kHalfMax), Simd::min(Simd::set1(kHalfMax), Simd::load(x + i))));
     for (; i < n; i++) out[i].bits = float_to_half(x[i] > kHalfMax ? kHalfMax : x[i] < -kHalfMax ? -kHalfMax : x[i]);
     return 1.0f;
 }
@@ -148,11 +153,14 @@ static inline float narrow(const float* x, int n, FloatKv* out) {
 }
 template <typename Kv>
 static inline float narrow(const float* x, int n, Kv* out) {
-    float amax = 0.0f;
-    for (int i = 0; i < n; i++) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
-    const float inverse = amax > 0.0f ? Kv::largest / amax : 0.0f;
-    for (int i = 0; i < n; i++) out[i] = Kv::from(x[i] * inverse);
-    return amax / Kv::largest * Kv::unit;
+    float amax = 0.0f, poison = 0.0f;
+    for (int i = 0; i < n; i++) {
+        amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
+        poison += x[i] * 0.0f;  // NaN if any value is NaN or infinite
+    }
+    const bool usable = poison == 0.0f && amax >= kLeastMagnitude;
+    for (int i = 0; i < n; i++) out[i] = usable ? Kv::from(x[i] * (Kv::largest / amax)) : Kv{};
+    return usable ? amax / Kv::largest * Kv::unit : poison;
 }
 
 template <typename Kv>
@@ -257,6 +265,19 @@ static void weigh_rows(int rows, const float* p, int count, const Kv* v, int hea
     }
 }
 
+// A group that some rows see in part: each takes what it sees. (A weight of 0 is not enough: times NaN it is NaN, and
+// what one position holds must not reach a row that does not see it.)
+template <typename Kv>
+static void weigh_ragged(int rows, const int* from, const int32_t* last, int base, int tokens, const float* p, const Kv* v,
+                         int head_dim, float* acc) {
+    for (int r = 0; r < rows; r++) {
+        const int begin = from[r] > base ? from[r] - base : 0;
+        const int end = last[r] + 1 - base < tokens ? last[r] + 1 - base : tokens;
+        if (begin < end)
+            weigh_group<1>(p + r * kPartition + begin, end - begin, v + begin * head_dim, head_dim, acc + r * head_dim);
+    }
+}
+
 // Many rows share a group of K or V: widen it to float once.
 template <typename Kv>
 static inline const FloatKv* widen(const Kv* in, int rows, int columns, int stride, float* out) {
@@ -314,13 +335,15 @@ static void attention_typed(const AttentionArgs& a) {
     float* scores = a.scratch;
     float* partial = scores + kMaxAttentionRows * kPartition;
     float* widened = partial + kMaxAttentionRows * hd;
-    int last = 0, first = std::numeric_limits<int>::max();
+    // Row r sees positions [from[r], a.last[r]]; the rows together [first, last], all of them [all_from, all_to].
+    int from[kMaxAttentionRows], first = std::numeric_limits<int>::max(), last = 0, all_from = 0, all_to = first;
     for (int r = 0; r < a.rows; r++) {
-        const int from = a.window ? a.last[r] - a.window + 1 : 0;
+        from[r] = a.window && a.last[r] >= a.window ? a.last[r] - a.window + 1 : 0;
+        if (from[r] < first) first = from[r];
+        if (from[r] > all_from) all_from = from[r];
         if (a.last[r] > last) last = a.last[r];
-        if (from < first) first = from;
+        if (a.last[r] < all_to) all_to = a.last[r];
     }
-    if (first < 0) first = 0;
     const bool direct = std::is_same_v<Kv, FloatKv> || a.rows <= 4;
 
     for (int part = a.first_partition; part < a.end_partition; part++) {
@@ -340,10 +363,7 @@ static void attention_typed(const AttentionArgs& a) {
         }
         float row_max[kMaxAttentionRows], row_sum[kMaxAttentionRows];
         for (int r = 0; r < a.rows; r++) {
-            const int from = a.window ? a.last[r] - a.window + 1 - begin : 0;
-            row_max[r] = softmax_row(scores + r * kPartition, count, from, a.last[r] + 1 - begin, &row_sum[r]);
-            if (row_max[r] == -std::numeric_limits<float>::infinity())
-                for (int t = 0; t < count; t++) scores[r * kPartition + t] = 0.0f;
+            row_max[r] = softmax_row(scores + r * kPartition, count, from[r] - begin, a.last[r] + 1 - begin, &row_sum[r]);
         }
         for (int i = 0; i < a.rows * hd; i++) partial[i] = 0.0f;
         for (int p = begin; p < end; p += kKvGroup) {
@@ -352,8 +372,11 @@ static void attention_typed(const AttentionArgs& a) {
             const int tokens = end - p < kKvGroup ? end - p : kKvGroup;  // beyond `end` lies another's data
             if constexpr (Kv::scaled)
                 scale_group(a.rows, reinterpret_cast<const float*>(block + hd * bs) + p % bs, scores + (p - begin));
-            if (direct) weigh_rows(a.rows, scores + (p - begin), tokens, v, hd, partial);
-            else weigh_rows(a.rows, scores + (p - begin), tokens, widen(v, tokens, hd, hd, widened), hd, partial);
+            float* weights = scores + (p - begin);
+            if (all_from > p || all_to < p + tokens - 1)
+                weigh_ragged(a.rows, from, a.last, p, tokens, weights, v, hd, partial);
+            else if (direct) weigh_rows(a.rows, weights, tokens, v, hd, partial);
+            else weigh_rows(a.rows, weights, tokens, widen(v, tokens, hd, hd, widened), hd, partial);
         }
         for (int r = 0; r < a.rows; r++)
             if (row_max[r] != -std::numeric_limits<float>::infinity())

@@ -51,10 +51,10 @@ Sampler::Sampler(const Kernels& kernels, int64_t vocab)
 void Sampler::sample(float* logits, const SamplingRow& row, const SamplingInputs& inputs, const int32_t* tokens,
                      SampleResult* result) {
     float largest = kernels_.max_finite(logits, vocab_);
-    result->finite = std::isfinite(largest);
     result->num_top = 0;
     result->token = -1;
-    if (!result->finite) return;
+    result->status = SampleStatus::NotFinite;
+    if (!std::isfinite(largest)) return;
 
     const bool wants_logprobs = row.num_logprobs >= 0;
     double log_normaliser = 0.0;
@@ -68,8 +68,9 @@ void Sampler::sample(float* logits, const SamplingRow& row, const SamplingInputs
     if (edits) apply_bias_and_bans(logits, row, inputs);
     if (penalties) apply_penalties(logits, row, tokens);
     if (edits || penalties) largest = *std::max_element(logits, logits + vocab_);
-    result->finite = std::isfinite(largest);
-    if (!result->finite) return;  // every token is banned
+    result->status = SampleStatus::AllBanned;
+    if (!std::isfinite(largest)) return;
+    result->status = SampleStatus::Chosen;
 
     result->token = choose(logits, row, largest);
     if (wants_logprobs) {
@@ -97,6 +98,7 @@ void Sampler::apply_penalties(float* logits, const SamplingRow& row, const int32
         if (count == 0) continue;  // seen already
         counts_[tokens[i]] = 0;
         float& logit = logits[tokens[i]];
+        if (std::isinf(logit)) continue;  // banned
         logit = logit > 0.0f ? logit / row.repetition : logit * row.repetition;
         const int32_t in_output = count & ~kInPrompt;
         if (in_output > 0) logit -= row.frequency * static_cast<float>(in_output) + row.presence;

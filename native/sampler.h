@@ -23,9 +23,11 @@ struct SamplingRow {
     int32_t padding;
 };
 
+enum class SampleStatus : int32_t { Chosen = 0, NotFinite = 1, AllBanned = 2 };
+
 struct SampleResult {
-    int32_t token;
-    int32_t finite;  // 0: the logits were not numbers, nothing was chosen
+    int32_t token;  // -1 unless chosen
+    SampleStatus status;
     float logprob;
     int32_t rank;
     int32_t num_top;

@@ -32,12 +32,16 @@ class ReferenceRequest:
     samples: bool
 
 
+_LEAST = np.float32(1e-36)
+"""A block whose largest magnitude is under this counts as zero."""
+
+
 def round_to_int8(x: Floats) -> Floats:
     """Each block of 32 values of the last axis, rounded to 127ths of its largest magnitude."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0)).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(largest >= _LEAST, np.float32(127) / largest, np.float32(0)).astype(np.float32)
     rounded = np.rint(blocks * inverse) * (largest / np.float32(127))
     result: Floats = rounded.reshape(x.shape).astype(np.float32)
     return result
@@ -183,7 +187,7 @@ def to_kv_cache(x: Floats, dtype: str) -> Floats:
         return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
     limit = np.float32(127 if dtype == "int8" else 448)
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    inverse = np.divide(limit, largest, out=np.zeros_like(largest), where=largest > 0)
+    inverse = np.divide(limit, largest, out=np.zeros_like(largest), where=largest >= _LEAST)
     codes = np.rint(x * inverse) if dtype == "int8" else _round_to_e4m3(x * inverse)
     restored: Floats = codes * (largest / limit)
     return restored

@@ -48,10 +48,14 @@ def edit_logits(
         return x
     seen = np.unique(np.asarray(prompt + output, np.int64))
     counts = np.bincount(np.asarray(output, np.int64), minlength=len(x)).astype(np.float32)
-    x[seen] = np.where(x[seen] > 0, x[seen] / params.repetition_penalty, x[seen] * params.repetition_penalty)
-    return (
-        x - np.float32(params.frequency_penalty) * counts - np.float32(params.presence_penalty) * (counts > 0)
-    )
+    seen = seen[np.isfinite(x[seen])]  # a ban stays a ban
+    factor = np.float32(params.repetition_penalty)
+    with np.errstate(over="ignore"):
+        penalised = np.where(x[seen] > 0, x[seen] / factor, x[seen] * factor)
+    penalised -= np.float32(params.frequency_penalty) * counts[seen]
+    penalised -= np.float32(params.presence_penalty) * (counts[seen] > 0)
+    x[seen] = np.clip(penalised, np.finfo(np.float32).min, np.finfo(np.float32).max)
+    return x
 
 
 def candidate_probabilities(
@@ -65,7 +69,7 @@ def candidate_probabilities(
     keep = (weights > 0) & (weights >= np.float32(params.min_p))
     if params.top_p < 1:
         before = np.concatenate([[0.0], np.cumsum(weights)[:-1]])
-        keep &= before < params.top_p * weights.sum()
+        keep &= before < np.float32(params.top_p) * weights.sum()
     keep[0] = True
     return order[keep], weights[keep]
 

@@ -29,5 +29,5 @@ def _quota(cpu_max: Path) -> float | None:
     try:
         limit, period = cpu_max.read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -26,6 +26,12 @@ from rooftree.scheduler.output import (
 _MAX_QUERIES_PER_KV_HEAD = 48
 _MAX_HEAD_DIM = 512
 
+# native/sampler.h, SampleStatus.
+_NO_CHOICE = {
+    1: "the model's logits are not finite numbers",
+    2: "every token of the vocabulary is banned by logit_bias, stop tokens and penalties",
+}
+
 
 class CPUExecutor:
     """Packs the weights, records the step program, and replays it (see ``Executor``).
@@ -136,7 +142,7 @@ class CPUExecutor:
         for i, request in enumerate(sampled):
             if tokens[request.request_id] < 0:
                 del tokens[request.request_id]
-                errors[request.request_id] = "the model's logits are not finite numbers"
+                errors[request.request_id] = _NO_CHOICE[int(results["status"][i])]
             elif request.params.logprobs is not None:
                 logprobs[request.request_id] = _token_logprobs(results[i])
         return ModelRunnerOutput(tokens, logprobs, errors)

@@ -19,7 +19,7 @@ _NOTHING_FLOAT = np.zeros(1, np.float32)
 RESULT_DTYPE = np.dtype(
     [
         ("token", np.int32),
-        ("finite", np.int32),
+        ("status", np.int32),
         ("logprob", np.float32),
         ("rank", np.int32),
         ("num_top", np.int32),
