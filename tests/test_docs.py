@@ -20,6 +20,7 @@ from rooftree.checkpoint.gguf_model import ARCHITECTURES as GGUF_ARCHITECTURES
 from rooftree.checkpoint.hf_config import ARCHITECTURES as HF_ARCHITECTURES
 from rooftree.cli.main import COMMANDS, cli
 from rooftree.engine.config import KVCacheDType
+from rooftree.kernels.cpu import FORMAT_CODES
 from rooftree.server.app import ENDPOINTS, build_app
 from rooftree.server.config import ServerConfig
 from rooftree.server.fields import CHAT_OFF_VALUES, COMPLETION_OFF_VALUES
@@ -316,6 +317,17 @@ def test_series_within_sentences_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/checkpoint.md", "CHANGELOG.md"])
 def test_every_storage_format_is_named(page: str) -> None:
     assert set(get_args(DType)) <= set(re.findall(r"\w+", text_of(page)))
+
+
+def test_the_readme_tells_formats_that_run_from_those_that_do_not() -> None:
+    rows = table_rows(text_of("README.md"), "## What works, what does not yet")
+    works, not_yet = next(
+        (set(re.findall(r"\w+", cell)) for cell in row[1:]) for row in rows if row[0] == "weights"
+    )
+    assert {dtype for dtype in get_args(DType) if dtype in works} == set(FORMAT_CODES)
+    assert {dtype for dtype in get_args(DType) if dtype in not_yet} == set(get_args(DType)) - set(
+        FORMAT_CODES
+    )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/operations.md", "CHANGELOG.md"])
