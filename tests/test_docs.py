@@ -120,6 +120,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not missing
 
 
+def test_every_package_has_its_floor() -> None:
+    packages = {path.parent.name for path in (ROOT / "src" / "rooftree").glob("*/__init__.py")}
+    rows = table_rows(text_of("docs/architecture.md"), "## Floors")
+    assert {package.strip("`") for _, package, *_ in rows} == packages
+
+
 @cache
 def test_names() -> frozenset[str]:
     files = (ROOT / "tests").rglob("test_*.py")
