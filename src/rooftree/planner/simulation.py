@@ -23,12 +23,15 @@ class ServerLimits:
     max_sequences: requests running at once.
     kv_tokens: tokens that the KV cache holds; None: it never binds.
     sequence_tokens: what a sequence takes besides its tokens (recurrent states), in tokens of KV.
+    reserved_output: share of its answer for which a request must find room to enter. 1: its peak must fit, so
+        nothing is ever taken back; 0.5: what requests hold on average, where an engine allocates on demand.
     """
 
     max_batched_tokens: int = 8192
     max_sequences: int = 256
     kv_tokens: float | None = None
     sequence_tokens: float = 0.0
+    reserved_output: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +131,16 @@ class Simulation:
         limits, requests = self._limits, self._requests
         while self._waiting and self._running < limits.max_sequences:
             request = requests[self._waiting[0]]
-            need = request.input + request.output + limits.sequence_tokens
+            need = self._need(request)
             if limits.kv_tokens is not None and self._running and self._reserved + need > limits.kv_tokens:
                 return
             self._reserved += need
             self._running += 1
             self._prompts.append(_Prompt(self._waiting.popleft(), request.cached))
+
+    def _need(self, request: SimulatedRequest) -> float:
+        limits = self._limits
+        return request.input + request.output * limits.reserved_output + limits.sequence_tokens
 
     def _prefill_step(self) -> None:
         requests, windows = self._requests, self._windows
@@ -198,7 +205,7 @@ class Simulation:
             self.run.last[index] = self.now
             self._decodes -= 1
             self._context -= request.input + request.output - 1
-            self._reserved -= request.input + request.output + self._limits.sequence_tokens
+            self._reserved -= self._need(request)
             self._running -= 1
             ended += 1
         return ended

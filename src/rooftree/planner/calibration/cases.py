@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,6 +11,7 @@ from rooftree.planner.calibration.observation import (
     StepSum,
     StepTable,
     rate_weights,
+    step_sum,
     step_table,
     tpot_weights,
     ttft_weights,
@@ -97,7 +97,8 @@ def build_case(point: Point, find_device: FindDevice) -> Case:
         is_expert_model=setting.costs.expert_layers > 0,
         observation=observation,
         reused=tuple(_observe(point, _setting(load, find_device, share)) for share in shares),
-        bound_seconds=observation.fastest(),
+        # A row that doesn't state its KV dtype may have had the smaller one.
+        bound_seconds=observation.fastest(1.0 if point.kv_dtype else 0.5),
         budget=setting.budget,
     )
 
@@ -118,14 +119,9 @@ class _Setting:
 @lru_cache(maxsize=1024)
 def _setting(load: Point, find_device: FindDevice, prefix_share: float) -> _Setting:
     device = find_device(load.device)
-    storage = _storage(load.model, load.weight_dtype, point_kv_dtype(load), point_parallel(load))
-    budget = memory_budget(
-        storage.model,
-        device,
-        storage.costs.parallel,
-        scheme=storage.scheme,
-        options=MemoryOptions(max_sequences=1024),
-    )
+    key = (load.model, load.weight_dtype, point_kv_dtype(load), point_parallel(load))
+    storage = _storage(*key)
+    budget = _budget(*key, load.device, find_device, _memory_options(load))
     per_token = storage.costs.kv_write_bytes
     kv_tokens = budget.kv / per_token if budget.kv > 0 and per_token else None
     workload = replace(_workload(load, kv_tokens), prefix_share=prefix_share)
@@ -209,7 +205,30 @@ def _observe(point: Point, setting: _Setting) -> StepSum:
         seconds *= setting.costs.parallel.replicas
     else:
         weights = ttft_weights(run)
-    return StepSum(math.log(seconds), setting.table, weights, frontend=point.kind == "ttft")
+    return step_sum(seconds, setting.table, weights, frontend=point.kind == "ttft")
+
+
+@lru_cache(maxsize=1024)
+def _budget(
+    name: str,
+    weight_dtype: str,
+    kv_dtype: str,
+    parallel: Parallel,
+    device: str,
+    find_device: FindDevice,
+    options: MemoryOptions,
+) -> MemoryBudget:
+    storage = _storage(name, weight_dtype, kv_dtype, parallel)
+    return memory_budget(storage.model, find_device(device), parallel, scheme=storage.scheme, options=options)
+
+
+def _memory_options(load: Point) -> MemoryOptions:
+    """A server's usual settings; a bare batch is given all memory."""
+    if load.protocol == "batch":
+        return MemoryOptions(
+            usable_fraction=1.0, max_batched_tokens=512, max_sequences=load.batch, runtime_bytes=0
+        )
+    return MemoryOptions(max_sequences=1024)
 
 
 def _limits(point: Point, kv_tokens: float | None) -> ServerLimits:
@@ -217,7 +236,10 @@ def _limits(point: Point, kv_tokens: float | None) -> ServerLimits:
         # One batch is computed at once, whatever its size.
         return ServerLimits(max_batched_tokens=10**9, max_sequences=10**9)
     sequences = MAX_LOAD_SEQUENCES if point.protocol == "max-load" else 1024
-    return ServerLimits(max_sequences=sequences, kv_tokens=kv_tokens)
+    on_demand = point.engine in ("vllm", "sglang")
+    return ServerLimits(
+        max_sequences=sequences, kv_tokens=kv_tokens, reserved_output=0.5 if on_demand else 1.0
+    )
 
 
 def _workload(point: Point, kv_tokens: float | None) -> Workload:
@@ -227,7 +249,7 @@ def _workload(point: Point, kv_tokens: float | None) -> Workload:
     if point.protocol == "max-load":
         fit = (kv_tokens or 1e9) / (prompt + output)
         clients = max(1, min(MAX_LOAD_SEQUENCES, int(fit)))
-        return Workload(fixed(prompt), fixed(output), clients, requests=3 * clients)
+        return Workload(fixed(prompt), fixed(output), clients, requests=2 * clients)
     lengths = _spread if point.protocol == "sweep" else fixed
     number = SWEEP_REQUESTS_PER_CLIENT * point.batch
     return Workload(lengths(prompt), lengths(output), point.batch, requests=number, burst=True)
@@ -238,9 +260,9 @@ def _spread(length: int) -> Lengths:
 
 
 def _steady(run: Run, workload: Workload) -> tuple[int, int]:
-    """Segments between the first client's second request and the last arrival: all clients are busy."""
+    """Segments from when a quarter of the clients have sent again to the last arrival: all are busy."""
     clients = workload.concurrency or 1
-    begin = round(run.arrival[min(2 * clients, len(run.arrival)) - 1])
+    begin = round(run.arrival[min(clients + clients // 4, len(run.arrival) - 1)])
     end = round(run.arrival[-1])
     return (begin, end) if end > begin else (0, len(run.segments))
 

@@ -48,22 +48,22 @@ def fit(
         iterations: at most.
         huber: residuals above this many sigma count linearly, so that an outlier does not rule.
     """
-    current = np.clip(prior if start is None else start, LOW, HIGH)
+    current: Vector = np.clip(prior if start is None else start, LOW, HIGH)
     damping = 1e-2
     precision = np.linalg.inv(covariance)
     sigmas: Vector = np.broadcast_to(np.asarray(sigma, dtype=np.float64), len(observations))
     residuals, jacobian = _residuals(observations, current, sigmas)
-    cost = _cost(residuals, np.subtract(current, prior), precision, huber)
+    cost = _cost(residuals, _change(current, prior), precision, huber)
     for _ in range(iterations):
         weights = np.where(np.abs(residuals) <= huber, 1.0, huber / np.maximum(np.abs(residuals), 1e-12))
         gradient = jacobian.T @ (weights * residuals) + precision @ (current - prior)
         hessian = (jacobian.T * weights) @ jacobian + precision
         improved = False
         for _ in range(8):
-            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
-            trial = np.clip(current + step, LOW, HIGH)
+            step: Vector = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
+            trial: Vector = np.clip(current + step, LOW, HIGH)
             trial_residuals, trial_jacobian = _residuals(observations, trial, sigmas)
-            trial_cost = _cost(trial_residuals, np.subtract(trial, prior), precision, huber)
+            trial_cost = _cost(trial_residuals, _change(trial, prior), precision, huber)
             if trial_cost < cost:
                 improved = cost - trial_cost > 1e-6 * cost
                 current, cost = trial, trial_cost
@@ -74,6 +74,17 @@ def fit(
         if not improved:
             break
     return Fit(current, cost)
+
+
+def _huber_weights(residuals: Vector, huber: float) -> Vector:
+    size = np.maximum(np.abs(residuals), 1e-12)
+    weights: Vector = np.minimum(1.0, huber / size)
+    return weights
+
+
+def _change(vector: Vector, prior: Vector) -> Vector:
+    change: Vector = vector - prior
+    return change
 
 
 def _residuals(observations: Sequence[Observation], vector: Vector, sigma: Vector) -> tuple[Vector, Vector]:

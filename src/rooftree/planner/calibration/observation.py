@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,9 @@ from rooftree.roofline.experts import busiest_share
 from rooftree.roofline.time import arithmetic_rate, link_rate
 from rooftree.specs.device import DeviceSpec
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
+
+MOST_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Every segment of a simulated load at published rates.
+    """Every segment of a simulated load at published rates. Arrays are parts x segments, or segments.
 
     Attributes:
-        parts: see above.
-        linear: (constant's index, coefficient): seconds of every step that are that constant times this.
+        bytes_seconds, flop_seconds: of each part; bytes at the published rate times ``reach``.
+        memory, arithmetic: index of each part's two constants; ``experts``: it is of routed experts.
+        linear, coefficients: seconds of every step that are constant ``linear[i]`` times ``coefficients[i]``.
         requests: in each segment's steps.
         link_seconds: of each segment's steps, at the published rate.
-        reach: see ``vector.reach``; seconds of bytes are those at the published rate over it.
+        reach: see ``vector.reach``.
         layers: that the host launches in every step.
     """
 
-    parts: tuple[Part, ...]
-    linear: tuple[tuple[int, float], ...]
+    bytes_seconds: Array
+    flop_seconds: Array
+    memory: NDArray[np.intp]
+    arithmetic: NDArray[np.intp]
+    experts: NDArray[np.bool_]
+    linear: NDArray[np.intp]
+    coefficients: Array
     requests: Array
     link_seconds: Array
     reach: float
@@ -74,59 +83,67 @@ class StepSum:
     def predict(self, vector: Vector) -> tuple[float, Vector]:
         """Logarithm of the sum, and its derivatives."""
         constants, table = np.exp(vector), self.table
-        steps = np.zeros(len(self.weights))
-        by_constant: dict[int, Array | float] = {}
-
-        def add(index: int, seconds: Array | float, power: int) -> None:
-            by_constant[index] = by_constant.get(index, 0.0) + power * seconds
-
-        experts = constants[INDEX["experts"]]
-        for part in table.parts:
-            factor = experts if part.experts else 1.0
-            memory = part.bytes_seconds / (constants[part.memory] * factor)
-            arithmetic = part.flop_seconds / (constants[part.arithmetic] * factor)
-            seconds = np.maximum(memory, arithmetic)
-            add(part.memory, np.where(memory >= arithmetic, seconds, 0.0), -1)
-            add(part.arithmetic, np.where(memory >= arithmetic, 0.0, seconds), -1)
-            if part.experts:
-                add(INDEX["experts"], seconds, -1)
-            steps += seconds
-        for index, coefficient in table.linear:
-            add(index, constants[index] * coefficient, 1)
-            steps += constants[index] * coefficient
+        factors = np.where(table.experts, constants[INDEX["experts"]], 1.0)
+        memory = table.bytes_seconds / (constants[table.memory] * factors)[:, None]
+        arithmetic = table.flop_seconds / (constants[table.arithmetic] * factors)[:, None]
+        parts = np.maximum(memory, arithmetic)
+        fixed = constants[table.linear] * table.coefficients
         requests = constants[INDEX["request_seconds"]] * table.requests
         link = table.link_seconds / constants[INDEX["link"]]
-        add(INDEX["request_seconds"], requests, 1)
-        add(INDEX["link"], link, -1)
-        steps += requests + link
-        return self._weighted(constants, steps, by_constant)
-
-    def _weighted(
-        self, constants: Vector, steps: Array, by_constant: dict[int, Array | float]
-    ) -> tuple[float, Vector]:
-        """The weighted sum of the steps, none of them shorter than launching it takes."""
-        gradient = np.zeros(len(NAMES))
-        launch = constants[INDEX["launch_seconds"]] * self.table.layers
+        steps = parts.sum(axis=0) + requests + link + fixed.sum()
+        # No step is shorter than launching its layers takes.
+        launch = constants[INDEX["launch_seconds"]] * table.layers
         device = np.where(steps >= launch, self.weights, 0.0)
         waiting = float(self.weights.sum() - device.sum()) * launch
-        for index, seconds in by_constant.items():
-            gradient[index] = float((device * seconds).sum())
+        delay = constants[INDEX["frontend_seconds"]] if self.frontend else 0.0
+        gradient = np.zeros(len(NAMES))
+        by_memory = np.where(memory >= arithmetic, parts, 0.0) @ device
+        by_part = parts @ device
+        np.add.at(gradient, table.memory, -by_memory)
+        np.add.at(gradient, table.arithmetic, by_memory - by_part)
+        gradient[INDEX["experts"]] = -by_part[table.experts].sum()
+        gradient[table.linear] += fixed * device.sum()
+        gradient[INDEX["request_seconds"]] = requests @ device
+        gradient[INDEX["link"]] = -(link @ device)
         gradient[INDEX["launch_seconds"]] = waiting
-        total = float(device @ steps) + waiting
-        if self.frontend:
-            delay = constants[INDEX["frontend_seconds"]]
-            gradient[INDEX["frontend_seconds"]] = delay
-            total += delay
+        gradient[INDEX["frontend_seconds"]] = delay
+        total = float(device @ steps) + waiting + delay
         return math.log(total), gradient / total
 
-    def fastest(self) -> float:
+    def fastest(self, kv_factor: float = 1.0) -> float:
         """Seconds at published rates, without overheads and without the arithmetic of prompts.
 
         Prefix caches can spare a server its prompts, so only what decoding must read counts; nothing measured
-        can be below.
+        can be below. ``kv_factor``: K and V may be stored in this share of the bytes.
         """
-        seconds = sum(float(self.weights @ part.bytes_seconds) for part in self.table.parts)
-        return seconds * self.table.reach
+        is_kv = self.table.memory == INDEX["kv_bandwidth"]
+        by_part = self.table.bytes_seconds @ self.weights
+        return float(by_part.sum() - (1.0 - kv_factor) * by_part[is_kv].sum()) * self.table.reach
+
+
+def step_sum(seconds: float, table: StepTable, weights: Array, *, frontend: bool = False) -> StepSum:
+    """An observation whose steps are gathered into at most ``MOST_GROUPS`` of like size.
+
+    A step's seconds are piecewise linear in its bytes and FLOP, so the mean of like steps stands for them.
+    """
+    used = np.flatnonzero(weights)
+    used = used[np.argsort(table.flop_seconds.sum(axis=0)[used], kind="stable")]
+    share = np.cumsum(weights[used]) / weights.sum()
+    starts = np.unique(np.searchsorted(share, np.arange(MOST_GROUPS) / MOST_GROUPS))
+    groups = np.add.reduceat(weights[used], starts)
+
+    def mean(values: Array) -> Array:
+        gathered: Array = np.add.reduceat(values[..., used] * weights[used], starts, axis=-1) / groups
+        return gathered
+
+    gathered = replace(
+        table,
+        bytes_seconds=mean(table.bytes_seconds),
+        flop_seconds=mean(table.flop_seconds),
+        requests=mean(table.requests),
+        link_seconds=mean(table.link_seconds),
+    )
+    return StepSum(math.log(seconds), gathered, groups, frontend)
 
 
 def step_table(segments: Sequence[Segment], costs: ModelCosts, device: DeviceSpec, bits: float) -> StepTable:
@@ -150,13 +167,25 @@ def step_table(segments: Sequence[Segment], costs: ModelCosts, device: DeviceSpe
         link = tokens * costs.hidden_bytes * scale
     write = tokens * costs.kv_write_bytes + sequences * costs.state_bytes
     parts.append(_part("kv", write, tokens * costs.state_flop, device, "bf16", width))
-    linear = (
-        (INDEX["step_seconds"], 1.0),
-        (INDEX["layer_seconds"], float(costs.layers)),
-        (INDEX["expert_layer_seconds"], float(costs.expert_layers)),
-        (INDEX["all_reduce_seconds"], float(costs.all_reduces + costs.parallel.pipeline - 1)),
+    linear = {
+        "step_seconds": 1,
+        "layer_seconds": costs.layers,
+        "expert_layer_seconds": costs.expert_layers,
+        "all_reduce_seconds": costs.all_reduces + costs.parallel.pipeline - 1,
+    }
+    return StepTable(
+        bytes_seconds=np.array([part.bytes_seconds for part in parts]),
+        flop_seconds=np.array([part.flop_seconds for part in parts]),
+        memory=np.array([part.memory for part in parts]),
+        arithmetic=np.array([part.arithmetic for part in parts]),
+        experts=np.array([part.experts for part in parts]),
+        linear=np.array([INDEX[name] for name in linear]),
+        coefficients=np.array(list(linear.values()), dtype=np.float64),
+        requests=sequences,
+        link_seconds=link,
+        reach=reach(device),
+        layers=costs.layers,
     )
-    return StepTable(tuple(parts), linear, sequences, link, reach(device), costs.layers)
 
 
 def _matrix_part(

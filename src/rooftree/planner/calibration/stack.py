@@ -25,8 +25,8 @@ MOST_POINTS = 20
 
 GENERAL_SIGMA = 0.15
 STACK_SIGMA = 0.06
-TTFT_SIGMA = 3.0
-"""A TTFT is known this much worse than a TPOT."""
+KIND_SIGMA = {"tpot": 1.0, "throughput": 1.0, "ttft": 2.0, "prefill": 3.0}
+"""How much worse than a TPOT the model explains each kind of figure."""
 
 _REUSE_COST = 3.0
 """How much better, in the fit's cost, the assumption of reused prompts must be to be made."""
@@ -67,7 +67,9 @@ def fit_stack(cases: Sequence[Case], general: Vector) -> StackFit:
     choices = []
     for reused in (0.0, *REUSED) if any(case.reused for case in cases) else (0.0,):
         observations = [_observation(case, reused) for case in cases]
-        best = min((_fit(observations, general, sigmas, start) for start in _starts(cases, general)), key=_cost)
+        best = min(
+            (_fit(observations, general, sigmas, start) for start in _starts(cases, general)), key=_cost
+        )
         choices.append((best.cost + (_REUSE_COST if reused else 0.0), reused, best.vector))
     _, reused, vector = min(choices, key=lambda choice: choice[0])
     return StackFit(vector, reused)
@@ -108,4 +110,4 @@ def _observation(case: Case, reused: float) -> Observation:
 
 
 def _sigma(case: Case, sigma: float) -> float:
-    return sigma * TTFT_SIGMA if case.point.kind == "ttft" else sigma
+    return sigma * KIND_SIGMA[case.point.kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rooftree.roofline.efficiency import Efficiency
 from rooftree.specs.device import DeviceSpec
 
-Vector = NDArray[np.float64]
+Vector = NDArray[np.floating[Any]]
 Width = Literal["16", "8", "4"]
 
 

@@ -1,0 +1,100 @@
+"""The fitted constants that come with Rooftree, the user's own, and what is known of their errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rooftree.errors import ConfigError
+from rooftree.planner.calibration.vector import NAMES
+from rooftree.specs.device import DeviceSpec
+
+FORMAT = "rooftree-step-model/1"
+
+
+@dataclass(frozen=True, slots=True)
+class StackConstants:
+    """Constants of one stack, or of none in particular.
+
+    Attributes:
+        stack: device / engine version / weight dtype; empty: general.
+        constants: by name (``calibration.vector``).
+        points: measured points that they were fitted to.
+        bands: kind of figure -> half width of the band, in logarithms, from held-out errors.
+        origin: for people: ``calibrated on 10 points`` or ``uncalibrated``.
+    """
+
+    stack: str
+    constants: Mapping[str, float]
+    points: int
+    bands: Mapping[str, float]
+    origin: str
+
+    def band(self, kind: str, seconds: float) -> tuple[float, float]:
+        """Low and high of a figure of that kind."""
+        factor = math.exp(self.bands[kind])
+        return seconds / factor, seconds * factor
+
+
+@lru_cache(maxsize=8)
+def load_constants(user_file: Path | None = None) -> tuple[StackConstants, ...]:
+    """The general constants first, then every stack; the user's stacks replace ours of the same name.
+
+    Raises:
+        ConfigError: the user's file is not readable or lacks a constant.
+    """
+    shipped = files("rooftree.planner").joinpath("data", "constants.json").read_text(encoding="utf-8")
+    known = {entry.stack: entry for entry in parse_constants(json.loads(shipped), "constants.json")}
+    if user_file is not None and user_file.exists():
+        try:
+            document = json.loads(user_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{user_file}: {error}") from error
+        own = parse_constants(document, str(user_file), known[""])
+        known |= {entry.stack: entry for entry in own if entry.stack}
+    return tuple(known.values())
+
+
+def parse_constants(
+    document: Any, source: str, general: StackConstants | None = None
+) -> list[StackConstants]:
+    """Entries of a constants file; bands that it leaves out are those of ``general``.
+
+    Raises:
+        ConfigError: not such a file.
+    """
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise ConfigError(f"{source}: not a {FORMAT} file")
+    entries = []
+    for entry in document.get("stacks", ()):
+        constants = entry.get("constants", {})
+        missing = [name for name in NAMES if name not in constants]
+        if missing:
+            raise ConfigError(f"{source}: stack {entry.get('stack')!r} has no {', '.join(missing)}")
+        stack, points = str(entry.get("stack", "")), int(entry.get("points", 0))
+        bands = {**(general.bands if general else {}), **entry.get("bands", {})}
+        origin = f"calibrated on {points} points" if stack else "uncalibrated"
+        entries.append(StackConstants(stack, dict(constants), points, bands, origin))
+    return entries
+
+
+def choose_constants(
+    known: tuple[StackConstants, ...], device: DeviceSpec, engine: str | None, weight_dtype: str
+) -> StackConstants:
+    """The stack that fits a plan: same device, engine and weight dtype; else the general constants.
+
+    Without an engine the general constants are used, since no measured engine was asked for.
+    """
+    if engine is not None:
+        for entry in known:
+            parts = entry.stack.split(" / ")
+            same = len(parts) == 3 and parts[0] == device.name and parts[2] == weight_dtype
+            if same and (parts[1] == engine or parts[1].split()[0] == engine):
+                return entry
+    return known[0]

@@ -1,0 +1,176 @@
+"""How a deployment answers a load: in the steady state, and request by request."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from rooftree.planner.deployment import Deployment
+from rooftree.planner.simulation import Run, Segment, Simulation
+from rooftree.planner.workload import Workload, draw_arrivals, draw_requests
+from rooftree.roofline.batch import Batch, RequestTokens, Span, batch_of
+from rooftree.roofline.time import StepTime, step_time
+from rooftree.roofline.work import StepWork, step_work
+
+MEASURED_REQUESTS = 200
+MOST_REQUESTS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """One replica under load. Times in seconds; sorted lists, one entry per measured request.
+
+    Attributes:
+        output_rate, request_rate: tokens and requests per second.
+        mean_batch: sequences in a step, over time; ``peak_batch`` the most.
+        queue_share: share of requests that waited longer than one step for a place.
+    """
+
+    ttft: tuple[float, ...]
+    tpot: tuple[float, ...]
+    latency: tuple[float, ...]
+    output_rate: float
+    request_rate: float
+    mean_batch: float
+    peak_batch: float
+    overloaded: bool
+
+    def percentile(self, name: str, fraction: float) -> float:
+        """Nearest-rank percentile of ``ttft``, ``tpot`` or ``latency``."""
+        values: tuple[float, ...] = getattr(self, name)
+        if not values:
+            return 0.0
+        return values[min(len(values) - 1, max(0, math.ceil(fraction * len(values)) - 1))]
+
+
+def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
+    """One replica under its share of the load."""
+    per_replica = share_of_replica(workload, deployment.parallel.replicas)
+    clients = per_replica.concurrency
+    warmup = 0 if per_replica.burst else (clients or min(100, MEASURED_REQUESTS // 2))
+    measured = per_replica.requests or min(MOST_REQUESTS, max(MEASURED_REQUESTS, clients or 0))
+    requests = draw_requests(per_replica, warmup + measured)
+    clock = deployment.clock
+    delay = deployment.constants.constants["frontend_seconds"]
+
+    def seconds(segment: Segment) -> float:
+        return clock.seconds(segment.batch) * segment.steps
+
+    simulation = Simulation(requests, deployment.limits, deployment.costs.windows, seconds)
+    if clients is not None:
+        run = simulation.run_closed(clients)
+    else:
+        run = simulation.run_open(draw_arrivals(per_replica, len(requests)))
+    outputs = [request.output for request in requests]
+    return _result(run, outputs, warmup, delay, per_replica.rate)
+
+
+def share_of_replica(workload: Workload, replicas: int) -> Workload:
+    """The load of one of several equal replicas."""
+    if workload.concurrency is not None:
+        return replace(workload, concurrency=math.ceil(workload.concurrency / replicas))
+    return replace(workload, rate=(workload.rate or 0.0) / replicas)
+
+
+def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float | None) -> LoadResult:
+    measured = range(warmup, len(outputs))
+    ttft = sorted(run.first[i] - run.arrival[i] + delay for i in measured)
+    tpot = sorted((run.last[i] - run.first[i]) / (outputs[i] - 1) for i in measured if outputs[i] > 1)
+    latency = sorted(run.last[i] - run.arrival[i] + delay for i in measured)
+    begin = run.arrival[warmup] if warmup < len(outputs) else 0.0
+    end = run.arrival[-1] if run.arrival[-1] > begin else run.seconds
+    span = max(end - begin, 1e-9)
+    done = [i for i in range(len(outputs)) if begin < run.last[i] <= end] or list(measured)
+    if len(done) == len(outputs) - warmup:
+        span = max(run.seconds - begin, 1e-9)
+    now, sequences, busy, peak = 0.0, 0.0, 0.0, 0.0
+    clocked = max(run.seconds, 1e-9)
+    for segment in run.segments:
+        sequences += segment.batch.sequences * segment.steps
+        busy += segment.steps
+        peak = max(peak, segment.batch.sequences)
+    late = run.seconds - run.arrival[-1]
+    # Answers that take much longer than the arrivals did: the queue has grown all the time.
+    overloaded = rate is not None and late > 0.5 * clocked and len(outputs) > 50
+    return LoadResult(
+        ttft=tuple(ttft),
+        tpot=tuple(tpot),
+        latency=tuple(latency),
+        output_rate=sum(outputs[i] for i in done) / span,
+        request_rate=len(done) / span,
+        mean_batch=sequences / max(busy, 1.0) + now,
+        peak_batch=peak,
+        overloaded=overloaded,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """A replica whose ``batch`` places are always taken.
+
+    Attributes:
+        tpot, output_rate: seconds per token of one request; tokens per second of all.
+        prefill_tokens: computed in each step beside the decodes.
+        work, time: of the mean step.
+    """
+
+    batch: int
+    tpot: float
+    output_rate: float
+    prefill_tokens: float
+    work: StepWork
+    time: StepTime
+
+
+def steady_state(deployment: Deployment, workload: Workload, batch: int) -> SteadyState:
+    """The mean step of a full replica: its decodes, and the prompts that keep the places taken."""
+    output = max(1.0, workload.output.mean)
+    computed = workload.input.mean * (1 - workload.prefix_share)
+    prompts = batch * computed / output
+    budget = deployment.options.max_batched_tokens
+    crowding = max(1.0, (batch + prompts) / budget)
+    mean = mixed_batch(deployment, workload, batch / crowding, prompts / crowding)
+    work = step_work(deployment.costs, mean)
+    time = step_time(work, deployment.device, deployment.efficiency)
+    tpot = time.seconds * crowding
+    return SteadyState(batch, tpot, batch / tpot, prompts / crowding, work, time)
+
+
+def mixed_batch(deployment: Deployment, workload: Workload, decodes: float, prefill: float) -> Batch:
+    """A step of so many decodes at mean context and so many tokens of a prompt."""
+    context = workload.input.mean + workload.output.mean / 2
+    prompt = max(1.0, workload.input.mean)
+    spans = []
+    for window in deployment.costs.windows:
+        size = math.inf if window.size is None else window.size
+        first = prompt * workload.prefix_share
+        seen = min((first + prompt) / 2, size)
+        chunks = prefill / max(1.0, prompt - first)
+        spans.append(
+            Span(decodes * min(context, size), prefill * seen, min(chunks, 1.0) * min(prompt, size + prefill))
+        )
+    outputs = decodes + prefill / prompt
+    sequences = decodes + (1.0 if prefill > 0 else 0.0)
+    return Batch(decodes + prefill, outputs, sequences, tuple(spans))
+
+
+def prefill_step(deployment: Deployment, tokens: int) -> tuple[StepWork, StepTime]:
+    """One prompt of that length alone."""
+    work = step_work(deployment.costs, batch_of([RequestTokens(tokens)], deployment.costs.windows))
+    return work, step_time(work, deployment.device, deployment.efficiency)
+
+
+def decode_step(deployment: Deployment, batch: int, context: int) -> tuple[StepWork, StepTime]:
+    """So many sequences of that length, one token each."""
+    requests = [RequestTokens(1, context, count=batch)]
+    work = step_work(deployment.costs, batch_of(requests, deployment.costs.windows))
+    return work, step_time(work, deployment.device, deployment.efficiency)
+
+
+def seconds_by_limit(time: StepTime) -> dict[str, float]:
+    """Share of a step under each limit."""
+    sums: dict[str, float] = defaultdict(float)
+    for part in time.parts:
+        sums[part.limit] += part.seconds / time.seconds
+    return dict(sums)
