@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 from rooftree.errors import ConfigError
 from rooftree.planner.calibration.vector import arithmetic_width, efficiency_of, width_of
@@ -19,10 +19,12 @@ from rooftree.roofline.memory import (
     kv_bytes_per_sequence,
     memory_budget,
     sequences_at_once,
+    stage_weight_bytes,
 )
 from rooftree.roofline.parallel import Parallel
 from rooftree.specs.attention import Attention, LatentAttention
 from rooftree.specs.device import DeviceSpec
+from rooftree.specs.weight import share
 from rooftree.specs.weight_scheme import WeightScheme, named_scheme
 
 PUBLISHED = "as published"
@@ -47,36 +49,39 @@ class Deployment:
     options: MemoryOptions = field(default_factory=MemoryOptions)
 
     @cached_property
+    def _sizing(self) -> Sizing:
+        single = replace(self.parallel, replicas=1)
+        return sizing(self.model, single, self.weight_dtype, self.kv_dtype)
+
+    @property
     def scheme(self) -> WeightScheme | None:
         """How weights are stored; None: as published."""
-        return None if self.weight_dtype == PUBLISHED else named_scheme(self.weight_dtype)
+        return self._sizing.scheme
 
-    @cached_property
+    @property
     def costs(self) -> ModelCosts:
         """Constants of the model's work."""
-        return model_costs(self.model.architecture, self.parallel, scheme=self.scheme, kv_dtype=self.kv_dtype)
+        return self._sizing.costs
 
     @cached_property
     def budget(self) -> MemoryBudget:
         """Memory of the device that holds most."""
         return memory_budget(
-            self.model.architecture, self.device, self.parallel, scheme=self.scheme, options=self.options
+            self.model.architecture,
+            self.device,
+            self.parallel,
+            options=self.options,
+            weights=self._sizing.weights,
         )
 
     @cached_property
     def efficiency(self) -> Efficiency:
         """The fitted constants for this device and storage."""
-        weights = sum(matrix.weight_bytes for matrix in self.costs.matrices)
-        elements = sum(
-            _stored_elements(matrix.token_flop, matrix.experts, matrix.active)
-            for matrix in self.costs.matrices
-        )
-        arithmetic = max(self.costs.matrices, key=lambda matrix: matrix.token_flop).arithmetic
         return efficiency_of(
             self.constants.constants,
             self.device,
-            width_of(8 * weights / max(elements, 1.0)),
-            arithmetic_width(arithmetic),
+            width_of(self._sizing.bits),
+            arithmetic_width(self._sizing.arithmetic),
         )
 
     @cached_property
@@ -97,8 +102,7 @@ class Deployment:
     @cached_property
     def limits(self) -> ServerLimits:
         """What the simulation must respect."""
-        architecture = self.model.architecture
-        state = architecture.state_bytes_per_sequence(self.kv_dtype, tensor_parallel=self.parallel.tensor)
+        state = self._sizing.state_bytes
         per_token = self.costs.kv_write_bytes
         sequences = self.options.max_sequences
         if not per_token and state:
@@ -112,19 +116,47 @@ class Deployment:
 
     def sequences(self, tokens: float) -> int:
         """Sequences of that length that one replica holds at once."""
-        size = kv_bytes_per_sequence(
-            self.model.architecture,
-            max(1, round(tokens)),
-            self.parallel,
-            kv_dtype=self.kv_dtype,
-            options=self.options,
-        )
+        size = self.sequence_bytes(tokens)
         return sequences_at_once(self.budget.kv, size) if size else self.options.max_sequences
 
+    def sequence_bytes(self, tokens: float) -> int:
+        """KV and states of one sequence of that length on one device."""
+        whole = max(1, round(tokens))
+        if self.options.windowed:
+            return kv_bytes_per_sequence(
+                self.model.architecture, whole, self.parallel, kv_dtype=self.kv_dtype, options=self.options
+            )
+        blocks = share(whole, self.options.block_tokens) * self.options.block_tokens
+        kept = blocks * self.costs.kv_write_bytes + self._sizing.state_bytes
+        return share(int(kept), self.parallel.pipeline)
 
-def _stored_elements(token_flop: float, experts: int, active: int) -> float:
-    """Weights behind a matrix product of that many FLOP per token."""
-    return token_flop / 2 * (experts / active if active else 1.0)
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What does not depend on the device. ``bits``: mean bits of a stored weight."""
+
+    scheme: WeightScheme | None
+    costs: ModelCosts
+    weights: int
+    state_bytes: int
+    bits: float
+    arithmetic: str
+
+
+@lru_cache(maxsize=512)
+def sizing(model: NamedModel, parallel: Parallel, weight_dtype: str, kv_dtype: str) -> Sizing:
+    """Count a model in a storage format under a parallel plan of one replica."""
+    architecture = model.architecture
+    scheme = None if weight_dtype == PUBLISHED else named_scheme(weight_dtype)
+    costs = model_costs(architecture, parallel, scheme=scheme, kv_dtype=kv_dtype)
+    return Sizing(
+        scheme=scheme,
+        costs=costs,
+        weights=stage_weight_bytes(architecture, parallel, scheme),
+        state_bytes=architecture.state_bytes_per_sequence(kv_dtype, tensor_parallel=parallel.tensor),
+        bits=8 * architecture.weight_bytes(scheme) / architecture.num_parameters,
+        arithmetic=max(costs.matrices, key=lambda matrix: matrix.token_flop).arithmetic,
+    )
 
 
 def possible_tensor_sizes(model: NamedModel, device: DeviceSpec, most: int) -> list[int]:

@@ -24,7 +24,7 @@ class LoadResult:
     Attributes:
         output_rate, request_rate: tokens and requests per second.
         mean_batch: sequences in a step, over time; ``peak_batch`` the most.
-        queue_share: share of requests that waited longer than one step for a place.
+        overloaded: requests come faster than they are answered.
     """
 
     ttft: tuple[float, ...]
@@ -84,23 +84,19 @@ def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float
     done = [i for i in range(len(outputs)) if begin < run.last[i] <= end] or list(measured)
     if len(done) == len(outputs) - warmup:
         span = max(run.seconds - begin, 1e-9)
-    now, sequences, busy, peak = 0.0, 0.0, 0.0, 0.0
-    clocked = max(run.seconds, 1e-9)
-    for segment in run.segments:
-        sequences += segment.batch.sequences * segment.steps
-        busy += segment.steps
-        peak = max(peak, segment.batch.sequences)
-    late = run.seconds - run.arrival[-1]
+    steps = sum(segment.steps for segment in run.segments)
+    sequences = sum(segment.batch.sequences * segment.steps for segment in run.segments)
     # Answers that take much longer than the arrivals did: the queue has grown all the time.
-    overloaded = rate is not None and late > 0.5 * clocked and len(outputs) > 50
+    late = run.seconds - run.arrival[-1]
+    overloaded = rate is not None and len(outputs) > 50 and late > 0.5 * run.seconds
     return LoadResult(
         ttft=tuple(ttft),
         tpot=tuple(tpot),
         latency=tuple(latency),
         output_rate=sum(outputs[i] for i in done) / span,
         request_rate=len(done) / span,
-        mean_batch=sequences / max(busy, 1.0) + now,
-        peak_batch=peak,
+        mean_batch=sequences / max(steps, 1),
+        peak_batch=max((segment.batch.sequences for segment in run.segments), default=0.0),
         overloaded=overloaded,
     )
 

@@ -22,9 +22,9 @@ _ADDED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class NamedModel:
-    """A model and the name to show for it."""
+    """A model and the name to show for it. Two are equal only if they are one, so that it keys caches."""
 
     name: str
     architecture: Architecture
@@ -57,7 +57,7 @@ def published_model(name: str) -> NamedModel:
             f"{name}: no such file, and no published model of that name is known{hint}. Give a config.json, a "
             "model folder or a .gguf file"
         )
-    return NamedModel(entry["name"], _parse(entry["name"]))
+    return _parse(entry["name"])
 
 
 def published_names() -> tuple[str, ...]:
@@ -90,9 +90,9 @@ def _by_name() -> dict[str, Mapping[str, Any]]:
 
 
 @lru_cache(maxsize=64)
-def _parse(name: str) -> Architecture:
+def _parse(name: str) -> NamedModel:
     entry = next(entry for entry in _catalogue() if entry["name"] == name)
-    return parse_architecture(entry["config"], name)
+    return NamedModel(name, parse_architecture(entry["config"], name))
 
 
 def _key(name: str) -> str:

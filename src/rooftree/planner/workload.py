@@ -71,6 +71,9 @@ class Promise:
             raise ConfigError(f"percentile is {self.percentile}: it must be between 0 and 1 (0.95)")
 
 
+NO_PROMISE = Promise()
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
     """One request: tokens of its prompt, of them already cached, and tokens to generate (at least 1)."""

@@ -23,7 +23,7 @@ from rooftree.planner.calibration.vector import (
 MOST_POINTS = 20
 """Points that a stack is calibrated on, at most."""
 
-GENERAL_SIGMA = 0.15
+GENERAL_SIGMA = 0.06
 STACK_SIGMA = 0.06
 KIND_SIGMA = {"tpot": 1.0, "throughput": 1.0, "ttft": 2.0, "prefill": 3.0}
 """How much worse than a TPOT the model explains each kind of figure."""

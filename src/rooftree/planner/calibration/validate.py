@@ -29,7 +29,7 @@ FEWEST_POINTS = 6
 IMPOSSIBLE = 0.97
 """A measurement below this share of what published rates allow is reported as impossible."""
 
-BAND_SHARE = 0.85
+BAND_SHARE = 0.87
 """Bands are made to hold this share of held-out points."""
 
 

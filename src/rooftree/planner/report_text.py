@@ -1,0 +1,219 @@
+"""The plan for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rooftree.planner.estimate import Estimate, OperatingPoint
+from rooftree.planner.figure import Figure
+from rooftree.planner.load import seconds_by_limit
+from rooftree.planner.moves import published_dtype
+from rooftree.planner.plan import Plan
+from rooftree.planner.report_json import waterfall
+from rooftree.roofline.memory import GIB
+
+BAR = 46
+LIMIT_STYLE = {"bandwidth": "cyan", "arithmetic": "magenta", "interconnect": "yellow", "overhead": "red"}
+SHOWN_DEVICES = 12
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Everything that a person wants to see first."""
+    good = plan.chosen is not None and plan.chosen.fits and plan.chosen.meets
+    console.print(Panel(Text(plan.verdict, style="bold"), border_style="green" if good else "red"))
+    chosen = plan.chosen
+    if chosen is not None:
+        console.print(_layout(plan, chosen))
+        console.print(_memory(chosen))
+        if chosen.fits and chosen.load is not None:
+            console.print(_latency(chosen), "")
+            console.print(_throughput(chosen))
+            console.print(_steps(chosen))
+            console.print(_moves(plan), "")
+        console.print(_answers(plan))
+    if plan.ranking:
+        console.print(_ranking(plan))
+    for note in plan.question.model.architecture.notes:
+        console.print(f"note: {note}", style="dim", markup=False)
+
+
+def milliseconds(figure: Figure) -> str:
+    """``7.8 ms (6.9-8.9)``."""
+    low, high = short(figure.low * 1e3), short(figure.high * 1e3)
+    return f"{short(figure.value * 1e3)} ms ({low}–{high})"
+
+
+def with_band(figure: Figure | None) -> str:
+    """Value, unit and band; a dash where there is none."""
+    if figure is None:
+        return "–"
+    return f"{short(figure.value)} {figure.unit} ({short(figure.low)}–{short(figure.high)})"
+
+
+def short(value: float) -> str:
+    """Three digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def layout_words(found: Estimate) -> str:
+    """``2 replicas x TP 4``."""
+    parallel = found.deployment.parallel
+    words = f"{parallel.replicas} × TP {parallel.tensor}"
+    return f"{words} × PP {parallel.pipeline}" if parallel.pipeline > 1 else words
+
+
+def load_words(plan: Plan) -> str:
+    """The workload in a line."""
+    workload = plan.question.workload
+    clients = f"{workload.concurrency} clients, each always waiting for one answer"
+    load = clients if workload.concurrency else f"{workload.rate:g} requests/s at random (Poisson)"
+    cached = f", {workload.prefix_share:.0%} of prompts cached" if workload.prefix_share else ""
+    return f"{workload.input.describe()} tokens in, {workload.output.describe()} out, {load}{cached}"
+
+
+def _layout(plan: Plan, found: Estimate) -> RenderableType:
+    deployment, table = found.deployment, _table()
+    dtypes = f"weights {published_dtype(deployment)}, KV {deployment.kv_dtype}"
+    table.add_row("model", f"{plan.question.model.name}, {dtypes}")
+    devices = f"{deployment.parallel.devices} × {deployment.device.name}"
+    table.add_row("devices", f"{devices} ({layout_words(found)})")
+    table.add_row("workload", load_words(plan))
+    stack = deployment.constants.stack or "general constants, engine not measured"
+    table.add_row("step model", f"{deployment.constants.origin}: {stack}")
+    return table
+
+
+def _memory(found: Estimate) -> RenderableType:
+    budget = found.deployment.budget
+    parts = [
+        ("weights", budget.weights, "blue"),
+        ("activations", budget.activations, "yellow"),
+        ("runtime", budget.runtime, "red"),
+        ("KV cache", max(0, budget.kv), "green"),
+        ("not used", budget.total - budget.usable, "bright_black"),
+    ]
+    bar, legend = Text(), Text()
+    for name, size, style in parts:
+        bar.append("█" * round(BAR * max(0, size) / max(budget.total, budget.weights)), style=style)
+        legend.append(f"■ {name} {size / GIB:.1f}  ", style=style)
+    table = _table()
+    table.add_row("memory", Group(bar, legend.append("GiB per device", style="dim")))
+    tokens = found.deployment.kv_tokens
+    if found.fits and tokens:
+        table.add_row(
+            "KV cache",
+            f"{found.deployment.kv_bytes_per_token:,.0f} B per token and device, {tokens:,.0f} tokens per "
+            f"replica: {found.sequences} sequences at once ({found.sequences_longest} of the longest)",
+        )
+    return table
+
+
+def _latency(found: Estimate) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    names = list(found.tpot or {})
+    table.add_column("", min_width=14)
+    for name in names:
+        table.add_column(name.upper(), justify="right")
+    for label, figures in (("TTFT", found.ttft or {}), ("TPOT", found.tpot or {})):
+        table.add_row(label, *(milliseconds(figures[name]) for name in names))
+    return table
+
+
+def _throughput(found: Estimate) -> RenderableType:
+    table = _table()
+    table.add_row("throughput", f"{with_band(found.output_rate)}, {with_band(found.request_rate)}")
+    if found.load is not None:
+        table.add_row(
+            "batch",
+            f"{found.load.mean_batch:.1f} on average, {found.load.peak_batch:.0f} at most per replica; "
+            f"best within the promise {found.best_batch}",
+        )
+    table.add_row("power", with_band(found.power_watts))
+    if found.cost_per_million is not None:
+        table.add_row("cost", with_band(found.cost_per_million))
+    return table
+
+
+def _steps(found: Estimate) -> RenderableType:
+    tables = [_step(point) for point in (found.decode, found.prefill) if point is not None]
+    if found.steady is None:
+        return Group(*tables)
+    time = found.steady.time
+    shares = sorted(seconds_by_limit(time).items(), key=lambda item: -item[1])
+    line = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+    line = f"mean step: {line} of the time; {time.bandwidth_fraction:.0%} of bandwidth and "
+    line += f"{time.arithmetic_fraction:.0%} of arithmetic reached\n"
+    return Group(*tables, Text(line, style="dim"))
+
+
+def _step(point: OperatingPoint) -> RenderableType:
+    table = Table(box=None, pad_edge=False, show_header=False, title_justify="left")
+    table.title = f"{point.label}: {point.time.seconds * 1e3:.3g} ms, bound by {point.time.binding}"
+    for part in waterfall(point.time):
+        width = max(1, round(BAR * part["seconds"] / point.time.seconds))
+        bar = Text("█" * width, style=LIMIT_STYLE[part["limit"]])
+        table.add_row(part["part"], f"{part['seconds'] * 1e3:.3g} ms", bar, part["limit"])
+    return table
+
+
+def _moves(plan: Plan) -> RenderableType:
+    table = _headed("What would move it", ("change", "TPOT", "tok/s per device", "sequences per device", ""))
+    for move in plan.moves:
+        factors = (move.tpot, move.rate_per_device, move.sequences)
+        table.add_row(move.change, *(f"×{factor:.2f}" for factor in factors), move.note)
+    return table
+
+
+def _answers(plan: Plan) -> RenderableType:
+    answers, table = plan.answers, _table()
+    if answers.fewest_devices is not None:
+        table.add_row("fewest devices", f"{answers.fewest_devices} keep the promise")
+    if answers.largest_concurrency is not None:
+        times = f"{answers.headroom or 0:.1f} times this load"
+        table.add_row("largest load", f"{answers.largest_concurrency} clients ({times})")
+    if answers.peak is not None:
+        needed = f" A peak needs {answers.peak_devices} devices." if answers.peak_devices else ""
+        table.add_row(f"at {plan.question.peak_factor:g}× the load", answers.peak.verdict + needed)
+    if answers.without_one is not None:
+        table.add_row("a replica lost", answers.without_one.verdict)
+    return table
+
+
+def _ranking(plan: Plan) -> RenderableType:
+    names = ("device", "devices", "layout", "TTFT P50", "TPOT P50", "tok/s", "watts", "per hour")
+    table = _headed("Devices for this workload", names)
+    for row in [row for row in plan.ranking if row.found][:SHOWN_DEVICES]:
+        found = row.found
+        if found is None or found.ttft is None or found.tpot is None or found.output_rate is None:
+            continue
+        table.add_row(
+            row.device.name,
+            str(found.deployment.parallel.devices),
+            layout_words(found),
+            f"{short(found.ttft['p50'].value * 1e3)} ms",
+            f"{short(found.tpot['p50'].value * 1e3)} ms",
+            short(found.output_rate.value),
+            short(found.power_watts.value) if found.power_watts else "–",
+            f"{row.hourly:.2f}" if row.hourly is not None else "–",
+        )
+    rest = "".join(f"{row.device.name}: {row.reason}\n" for row in plan.ranking if not row.found)
+    return Group(table, Text(rest, style="dim"))
+
+
+def _headed(title: str, names: tuple[str, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", header_style="dim")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("change", "", "device", "layout") else "right")
+    return table
+
+
+def _table() -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", min_width=14)
+    table.add_column()
+    return table
