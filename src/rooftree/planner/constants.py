@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import click
+
 from rooftree.errors import ConfigError
 from rooftree.planner.calibration.vector import NAMES
 from rooftree.specs.device import DeviceSpec
@@ -40,6 +42,11 @@ class StackConstants:
         """Low and high of a figure of that kind."""
         factor = math.exp(self.bands[kind])
         return seconds / factor, seconds * factor
+
+
+def user_constants_file() -> Path:
+    """Where ``rooftree plan calibrate`` stores the user's stacks."""
+    return Path(click.get_app_dir("rooftree")) / "constants.json"
 
 
 @lru_cache(maxsize=8)

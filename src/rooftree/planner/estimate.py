@@ -180,17 +180,14 @@ def _judge(
             False,
             "load",
             f"Overloaded: the binding limit is {limit}. Requests arrive faster than they are answered "
-            f"({load.request_rate:.3g} per second and replica), so waits grow without end.",
+            f"({load.request_rate:.3g} per second and replica), so waits grow without end."
         )
+        return False, "load", verdict
     for name, limit_seconds in (("ttft", promise.ttft), ("tpot", promise.tpot)):
         reached = load.percentile(name, promise.percentile)
         if limit_seconds is not None and reached > limit_seconds:
-            return (
-                False,
-                name,
-                f"Breaks the promise: {share} {name.upper()} is {reached * 1e3:,.0f} ms against "
-                f"{limit_seconds * 1e3:,.0f} ms.",
-            )
+            verdict = f"Breaks the promise: {share} {name.upper()} is {reached * 1e3:,.0f} ms against "
+            return False, name, verdict + f"{limit_seconds * 1e3:,.0f} ms."
     promised = promise.ttft is not None or promise.tpot is not None
     waiting = workload.concurrency is not None and load.peak_batch < math.ceil(
         workload.concurrency / deployment.parallel.replicas

@@ -84,6 +84,7 @@ def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float
     done = [i for i in range(len(outputs)) if begin < run.last[i] <= end] or list(measured)
     if len(done) == len(outputs) - warmup:
         span = max(run.seconds - begin, 1e-9)
+    rate_reached = len(done) / span
     steps = sum(segment.steps for segment in run.segments)
     sequences = sum(segment.batch.sequences * segment.steps for segment in run.segments)
     # Answers that take much longer than the arrivals did: the queue has grown all the time.
@@ -93,8 +94,8 @@ def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float
         ttft=tuple(ttft),
         tpot=tuple(tpot),
         latency=tuple(latency),
-        output_rate=sum(outputs[i] for i in done) / span,
-        request_rate=len(done) / span,
+        output_rate=rate_reached * sum(outputs[i] for i in measured) / max(len(measured), 1),
+        request_rate=rate_reached,
         mean_batch=sequences / max(steps, 1),
         peak_batch=max((segment.batch.sequences for segment in run.segments), default=0.0),
         overloaded=overloaded,

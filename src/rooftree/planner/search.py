@@ -46,7 +46,7 @@ def layouts(question: Question, device: DeviceSpec, count: int) -> Iterator[Para
     for tensor in sizes:
         for pipeline in _pipeline_sizes(question, device):
             replicas = question.replicas or count // (tensor * pipeline)
-            fits = 1 <= replicas and tensor * pipeline * replicas <= count
+            fits = replicas >= 1 and tensor * pipeline * replicas <= count
             if fits and pipeline <= question.model.architecture.num_layers:
                 yield Parallel(tensor=tensor, pipeline=pipeline, replicas=replicas)
 

@@ -73,8 +73,12 @@ def memory_budget(
     *,
     scheme: WeightScheme | None = None,
     options: MemoryOptions = USUAL_MEMORY,
+    weights: int | None = None,
 ) -> MemoryBudget:
-    """The budget of one device. ``scheme`` None: weights as published."""
+    """The budget of one device.
+
+    ``scheme`` None: weights as published. ``weights``: their bytes, where ``stage_weight_bytes`` was asked before.
+    """
     total = device.total_memory_bytes
     linked = parallel.devices_per_replica > 1
     runtime = options.runtime_bytes
@@ -83,7 +87,7 @@ def memory_budget(
     return MemoryBudget(
         total=total,
         usable=int(total * options.usable_fraction),
-        weights=stage_weight_bytes(model, parallel, scheme),
+        weights=stage_weight_bytes(model, parallel, scheme) if weights is None else weights,
         activations=activation_bytes(
             model, options.max_batched_tokens, options.max_sequences, tensor_parallel=parallel.tensor
         ),

@@ -63,6 +63,17 @@ class StepTable:
     reach: float
     layers: int
 
+    def at(self, segment: int) -> StepTable:
+        """One segment alone."""
+        one = slice(segment, segment + 1)
+        return replace(
+            self,
+            bytes_seconds=self.bytes_seconds[:, one],
+            flop_seconds=self.flop_seconds[:, one],
+            requests=self.requests[one],
+            link_seconds=self.link_seconds[one],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepSum:

@@ -27,19 +27,31 @@ def constants_document(validation: Validation) -> dict[str, Any]:
         "bands": {kind: _band(validation.select("unseen", kind)) for kind in KINDS},
         "errors": _errors(validation, "unseen", None),
     }
-    shared = {kind: _band(validation.select("calibrated", kind)) for kind in KINDS}
-    stacks = [
-        {
-            "stack": stack,
-            "points": validation.training_points(stack),
-            "constants": as_mapping(fitted.vector),
-            "reused_prompts": fitted.reused,
-            "bands": {kind: _stack_band(validation, stack, kind, shared[kind]) for kind in KINDS},
-            "errors": _errors(validation, "calibrated", stack),
-        }
-        for stack, fitted in sorted(validation.stacks.items())
-    ]
+    stacks = stack_entries(validation)
     return {"format": FORMAT, "source": "measured_points.csv", "stacks": [general, *stacks]}
+
+
+def stack_entries(validation: Validation) -> list[dict[str, Any]]:
+    """Every calibrated stack; figures that no held-out point judged have the general band."""
+    shared = {kind: _band(validation.select("calibrated", kind)) for kind in KINDS}
+    entries = []
+    for stack, fitted in sorted(validation.stacks.items()):
+        errors = _errors(validation, "calibrated", stack)
+        entries.append(
+            {
+                "stack": stack,
+                "points": validation.training_points(stack),
+                "constants": as_mapping(fitted.vector),
+                "reused_prompts": fitted.reused,
+                "bands": {
+                    kind: _stack_band(validation, stack, kind, shared[kind])
+                    for kind in KINDS
+                    if validation.select("calibrated", kind)
+                },
+                "errors": errors,
+            }
+        )
+    return entries
 
 
 def _stack_band(validation: Validation, stack: str, kind: str, shared: float) -> float:

@@ -75,6 +75,16 @@ def fit_stack(cases: Sequence[Case], general: Vector) -> StackFit:
     return StackFit(vector, reused)
 
 
+def fit_observations(observations: Sequence[Observation], general: Vector, sigma: float) -> Vector:
+    """Constants from observations of one stack, with the general ones as the prior."""
+    sigmas = np.full(len(observations), sigma)
+    bound = general.copy()
+    bound[INDEX["launch_seconds"]] = START[INDEX["launch_seconds"]]
+    return min(
+        (_fit(list(observations), general, sigmas, start) for start in (general, bound)), key=_cost
+    ).vector
+
+
 def spread_over(cases: Sequence[Case], most: int = MOST_POINTS) -> list[Case]:
     """At most so many of the cases, spread evenly over the measured range."""
     ordered = sorted(cases, key=lambda case: (case.point.batch * case.point.input, case.point.id))

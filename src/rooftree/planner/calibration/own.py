@@ -1,0 +1,188 @@
+"""Constants for the user's own server: from its step log, or from points measured through its API."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rooftree.errors import ConfigError
+from rooftree.planner.calibration.observation import StepSum, step_table
+from rooftree.planner.calibration.points import read_points
+from rooftree.planner.calibration.ship import stack_entries
+from rooftree.planner.calibration.stack import fit_observations
+from rooftree.planner.calibration.validate import half_width, validate
+from rooftree.planner.calibration.vector import Vector, as_mapping, as_vector
+from rooftree.planner.constants import FORMAT, load_constants
+from rooftree.planner.deployment import PUBLISHED, sizing
+from rooftree.planner.devices import measured_device
+from rooftree.planner.models import resolve_model
+from rooftree.planner.simulation import Segment
+from rooftree.roofline.batch import Batch, Span, Window
+from rooftree.roofline.parallel import Parallel
+
+FEWEST_STEPS = 20
+MOST_STEPS = 400
+STEP_SIGMA = 0.05
+FIELDS = ("num_requests", "num_tokens", "num_context_tokens", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One step as the engine records it (``engine.stats.StepRecord``)."""
+
+    num_requests: int
+    num_tokens: int
+    num_context_tokens: int
+    seconds: float
+
+
+def calibrate_points(path: Path, devices_file: Path | None = None) -> list[dict[str, Any]]:
+    """Constants of every stack in a CSV with enough points, with their held-out errors.
+
+    Raises:
+        ConfigError: not readable, or no stack has six loads.
+    """
+    points, unusable = read_points(path)
+    shipped = read_points()[0]
+
+    def find(name: str) -> Any:
+        return measured_device(name, devices_file)
+
+    result = validate(points, unusable, find, shipped)
+    entries = stack_entries(result)
+    if not entries:
+        reasons = "; ".join(f"{item.id}: {item.reason}" for item in result.unusable[:3])
+        raise ConfigError(
+            f"{path}: no stack (device, engine, weight dtype) has six measured loads; about 20 are wanted, for "
+            f"example 4 concurrencies of 5 shapes. {reasons}"
+        )
+    return entries
+
+
+def calibrate_steps(
+    steps: Path,
+    model_name: str,
+    device: str,
+    devices_file: Path | None,
+    engine: str,
+    weight_dtype: str | None,
+    kv_dtype: str,
+    tensor: int,
+) -> dict[str, Any]:
+    """Constants from a step log. Errors are those of every fifth step, left out of the fit.
+
+    Raises:
+        ConfigError: not such a log, or too short.
+    """
+    logged = read_steps(steps)
+    spec = measured_device(device, devices_file)
+    model = resolve_model(model_name)
+    dtype = weight_dtype or PUBLISHED
+    sized = sizing(model, Parallel(tensor=tensor), dtype, kv_dtype)
+    segments = [Segment(1, _batch(step, sized.costs.windows), 0) for step in logged]
+    table = step_table(segments, sized.costs, spec, sized.bits)
+    observations = [
+        StepSum(math.log(step.seconds), table.at(index), np.ones(1)) for index, step in enumerate(logged)
+    ]
+    general = as_vector(load_constants()[0].constants)
+    kept = [o for index, o in enumerate(observations) if index % 5]
+    held = observations[::5]
+    fitted = fit_observations(kept, general, STEP_SIGMA)
+    errors = [o.predict(fitted)[0] - o.log_measured for o in held]
+    constants: Vector = fit_observations(observations, general, STEP_SIGMA)
+    sizes = np.abs(np.exp(errors) - 1)
+    name = model.architecture.scheme.name if weight_dtype is None else weight_dtype
+    band = round(half_width(errors), 3)
+    return {
+        "stack": f"{spec.name} / {engine} / {name}",
+        "points": len(logged),
+        "constants": as_mapping(constants),
+        "bands": {"tpot": band, "prefill": band, "throughput": band},
+        "errors": {
+            "step": {
+                "points": len(held),
+                "median": round(float(np.median(sizes)), 4),
+                "mean": round(float(sizes.mean()), 4),
+            }
+        },
+    }
+
+
+def read_steps(path: Path) -> list[LoggedStep]:
+    """A step log: a JSON list, or one JSON object per line.
+
+    Raises:
+        ConfigError: not such a log, or fewer than 20 steps.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        records = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    logged = [_step(record, f"{path}: step {index}") for index, record in enumerate(records)]
+    logged = [step for step in logged if step.num_tokens]
+    if len(logged) < FEWEST_STEPS:
+        raise ConfigError(
+            f"{path}: {len(logged)} steps; at least {FEWEST_STEPS} of different sizes are needed"
+        )
+    stride = max(1, len(logged) // MOST_STEPS)
+    return logged[::stride]
+
+
+def store(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Add stacks to a constants file; those of the same name are replaced.
+
+    Raises:
+        ConfigError: the file is there and not a constants file, or cannot be written.
+    """
+    try:
+        document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"format": FORMAT}
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise ConfigError(f"{file}: not a {FORMAT} file; give another with --write")
+        new = {entry["stack"] for entry in entries}
+        kept = [entry for entry in document.get("stacks", []) if entry.get("stack") not in new]
+        document["stacks"] = [*kept, *entries]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    load_constants.cache_clear()
+
+
+def _step(record: Any, where: str) -> LoggedStep:
+    if not isinstance(record, Mapping) or any(name not in record for name in FIELDS):
+        raise ConfigError(f"{where}: needs {', '.join(FIELDS)}")
+    values = [record[name] for name in FIELDS]
+    if not all(isinstance(value, int | float) and math.isfinite(value) and value >= 0 for value in values):
+        raise ConfigError(f"{where}: {', '.join(FIELDS)} must be numbers from 0")
+    if not values[3] > 0:
+        raise ConfigError(f"{where}: seconds is {values[3]}: it must be above 0")
+    return LoggedStep(int(values[0]), int(values[1]), int(values[2]), float(values[3]))
+
+
+def _batch(step: LoggedStep, windows: Sequence[Window]) -> Batch:
+    """A logged step; its tokens beyond one per request are taken as one prompt's."""
+    requests = max(1, step.num_requests)
+    prompt = step.num_tokens - requests
+    mean = step.num_context_tokens / requests
+    spans = []
+    for window in windows:
+        seen = min(mean, window.size) if window.size is not None else mean
+        if prompt <= 0:
+            spans.append(Span(decode=seen * requests))
+        else:
+            # The prompt's own tokens see half of themselves and all that was before.
+            before = max(0.0, mean - prompt - 1)
+            pairs = (prompt + 1) * min(before + (prompt + 1) / 2, seen)
+            spans.append(Span(seen * (requests - 1), pairs, seen))
+    return Batch(step.num_tokens, requests, requests, tuple(spans))
