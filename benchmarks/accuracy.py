@@ -97,16 +97,16 @@ def measure(args: argparse.Namespace) -> list[Summary]:
 
 
 def show(rows: list[Summary], facts: Machine, args: argparse.Namespace) -> None:
-    """A table for people."""
-    title = f"{args.file.name}, {rows[0].positions} positions of {args.text.name}"
+    """A table for people; divergences in thousandths of a nat."""
+    title = f"{args.file.name}, {rows[0].positions} positions, KL in 1e-3 nats"
     table = Table(title=title, min_width=78)
     table.add_column("", no_wrap=True)
-    for heading in ("mean KL", "±", "median", "p99", "max", "top-1", "ppl"):
+    for heading in ("mean KL", "median", "p99", "max", "top-1", "ppl"):
         table.add_column(heading, justify="right", no_wrap=True)
     for r in rows:
-        values = (r.mean_kl, r.standard_error, r.median_kl, r.p99_kl, r.max_kl)
-        cells = [f"{value:.2g}" if value < 0.001 else f"{value:.4f}" for value in values]
-        table.add_row(r.name, *cells, f"{100 * r.top1_agreement:.2f} %", f"{r.perplexity:.3f}")
+        mean = f"{1000 * r.mean_kl:.2f} ± {1000 * r.standard_error:.2f}"
+        others = [f"{1000 * value:.2f}" for value in (r.median_kl, r.p99_kl, r.max_kl)]
+        table.add_row(r.name, mean, *others, f"{100 * r.top1_agreement:.2f} %", f"{r.perplexity:.2f}")
     console = Console()
     console.print(table)
     console.print(describe(facts))
