@@ -50,6 +50,14 @@ def test_prompts_are_answered_in_their_order_together_and_as_alone():
     assert_at_rest(llm)
 
 
+@pytest.mark.parametrize("prompts", [[1, [2, 3]], [[2, 3], 1], ["hello", 1], [1, "hello"], [1, None]])
+def test_ids_mixed_with_prompts_are_refused_and_not_dropped(prompts: Any):
+    llm = make_llm()
+    with pytest.raises(RequestError, match=r"Token . of the prompt is"):
+        llm.generate(prompts, greedy())
+    assert_at_rest(llm)
+
+
 def test_text_prompts_get_the_tokenizers_ids():
     (output,) = make_llm().generate("hello é", greedy(1))
     assert output.prompt_token_ids == make_llm().tokenizer.encode("hello é", add_special_tokens=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from rooftree.engine.builder import Progress, build_engine_core
 from rooftree.engine.config import EngineConfig
@@ -274,14 +274,14 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts, also of one; a list of ids is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    several = [item for item in prompts if not isinstance(item, int)]
-    return several if len(several) == len(prompts) else [[item for item in prompts if isinstance(item, int)]]
+    """A list of prompts, also of one: a text, or what holds an id. The door checks what else it holds."""
+    if isinstance(prompts, str) or any(isinstance(item, int) for item in prompts):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
 
 
-def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """A list of conversations, also of one."""
-    one = [message for message in messages if isinstance(message, Mapping)]
-    return [one] if one else [each for each in messages if not isinstance(each, Mapping)]
+def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    """A list of conversations, also of one: what holds a message. ``render`` checks what else it holds."""
+    if any(isinstance(item, Mapping) for item in messages):
+        return [cast(Sequence[Message], messages)]
+    return cast(Sequence[Sequence[Message]], messages)
