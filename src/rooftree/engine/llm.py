@@ -256,9 +256,7 @@ class LLM:
     def _abort(self, requests: Sequence[ProcessedRequest]) -> None:
         """End what has not ended, in the books and in the core."""
         ids = [core_id for request in requests for core_id in self._books.abort(request.request_id)]
-        if ids:
-            self.core.abort_requests(ids)
-            self._step()
+        self.core.abort_requests(ids)
 
     def close(self) -> None:
         """Give memory and threads back; idempotent."""
