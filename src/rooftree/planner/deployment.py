@@ -159,6 +159,11 @@ def sizing(model: NamedModel, parallel: Parallel, weight_dtype: str, kv_dtype: s
     )
 
 
+def can_be_linked(device: DeviceSpec) -> bool:
+    """Whether any way between two of these devices is known."""
+    return device.link is not None or device.pcie_bytes_per_second is not None
+
+
 def possible_tensor_sizes(model: NamedModel, device: DeviceSpec, most: int) -> list[int]:
     """Sizes of a tensor group, powers of two, that divide the heads and stay among linked devices."""
     heads = [
@@ -169,7 +174,7 @@ def possible_tensor_sizes(model: NamedModel, device: DeviceSpec, most: int) -> l
     linked = 8
     if device.link is not None and device.link.max_devices is not None:
         linked = max(linked, min(device.link.max_devices, 16))
-    if device.link is None and device.pcie_bytes_per_second is None:
+    if not can_be_linked(device):
         linked = 1
     sizes, size = [], 1
     while size <= min(most, linked):

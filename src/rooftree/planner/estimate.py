@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rooftree.planner.deployment import Deployment
+from rooftree.planner.deployment import Deployment, can_be_linked
 from rooftree.planner.figure import Figure
 from rooftree.planner.load import (
     LoadResult,
@@ -43,7 +43,8 @@ class Estimate:
     Attributes:
         verdict: what holds, or the limit that binds, in a sentence; ``fits`` memory, ``meets`` every promise.
         binding: ``memory``, ``kv_capacity``, ``load``, ``ttft``, ``tpot``, or the limit of the mean step.
-        sequences, sequences_longest: at once per replica, of mean and of 99th-percentile length.
+        sequences, sequences_longest: at once per replica, of mean and of 99th-percentile length, as memory and
+            the server's own limit allow.
         best_batch: the largest batch per replica whose steady TPOT keeps the promise (or fills memory).
         decode, prefill: steps for the waterfall; ``steady`` at the workload's batch.
     """
@@ -87,8 +88,8 @@ def estimate(
         return refused
     load = simulate(deployment, workload)
     mean = workload.tokens_per_sequence
-    sequences = max(1, deployment.sequences(mean))
-    batch = max(1, min(round(load.peak_batch), sequences, deployment.options.max_sequences))
+    sequences = max(1, min(deployment.sequences(mean), deployment.options.max_sequences))
+    batch = max(1, min(round(load.peak_batch), sequences))
     figures = _latency_figures(deployment, load, promise)
     meets, binding, verdict = _judge(deployment, workload, promise, load, sequences)
     output = _figure(deployment, "throughput", load.output_rate * deployment.parallel.replicas, "tok/s")
@@ -103,7 +104,7 @@ def estimate(
         binding=binding if binding else steady.time.binding,
         verdict=verdict,
         sequences=sequences,
-        sequences_longest=max(1, deployment.sequences(longest)),
+        sequences_longest=max(1, min(deployment.sequences(longest), sequences)),
         kv_bytes_per_sequence=deployment.sequence_bytes(mean),
         best_batch=best_batch(deployment, workload, promise, sequences),
         load=load,
@@ -137,14 +138,14 @@ def best_batch(deployment: Deployment, workload: Workload, promise: Promise, mos
 
 def batch_curve(deployment: Deployment, workload: Workload, most: int) -> list[SteadyState]:
     """The steady state over batches up to what fits."""
-    batches = [batch for batch in BATCHES if batch < most] + [most]
+    batches = [batch for batch in BATCHES if batch * 1.3 < most] + [most]
     return [steady_state(deployment, workload, batch) for batch in batches]
 
 
 def operating_points(deployment: Deployment, workload: Workload, most: int) -> list[OperatingPoint]:
     """Prefill and decode steps for the roofline plot."""
     context = round(workload.input.mean + workload.output.mean / 2)
-    batches = [batch for batch in (1, 8, 32, 128, 512) if batch < most] + [most]
+    batches = [batch for batch in (1, 8, 32, 128, 512) if batch * 1.5 < most] + [most]
     points = [_decode_point(deployment, batch, context) for batch in batches]
     prompt = min(round(workload.input.mean), deployment.options.max_batched_tokens)
     return [*points, _prefill_point(deployment, prompt)]
@@ -153,6 +154,12 @@ def operating_points(deployment: Deployment, workload: Workload, most: int) -> l
 def _refusal(deployment: Deployment, workload: Workload, promise: Promise, longest: int) -> Estimate | None:
     """The estimate of a deployment that cannot run at all; None where it can."""
     budget, name = deployment.budget, deployment.device.name
+    if deployment.parallel.devices_per_replica > 1 and not can_be_linked(deployment.device):
+        verdict = (
+            f"Cannot be planned: the binding limit is the interconnect. No link between devices of {name} is known; "
+            "state link or pcie_bytes_per_second in your devices file."
+        )
+        return Estimate(deployment, workload, promise, False, False, "interconnect", verdict)
     if not budget.fits:
         need = budget.weights + budget.activations + budget.runtime
         verdict = (
@@ -174,20 +181,22 @@ def _judge(
 ) -> tuple[bool, str, str]:
     """Whether promises hold, the limit that breaks them, and a sentence."""
     share = f"P{promise.percentile * 100:g}"
-    if load.overloaded:
-        limit = "KV capacity" if load.peak_batch >= sequences else "throughput"
-        return (
-            False,
-            "load",
-            f"Overloaded: the binding limit is {limit}. Requests arrive faster than they are answered "
-            f"({load.request_rate:.3g} per second and replica), so waits grow without end."
-        )
-        return False, "load", verdict
+    if workload.rate is not None:
+        full = steady_state(deployment, workload, sequences)
+        most = full.output_rate / workload.output.mean
+        if workload.rate / deployment.parallel.replicas > most:
+            held = sequences < deployment.options.max_sequences
+            limit = "KV capacity" if held else full.time.binding
+            verdict = (
+                f"Overloaded: the binding limit is {limit}. {workload.rate:g} requests per second come and "
+            )
+            verdict += f"{most * deployment.parallel.replicas:.3g} can be answered: waits grow without end."
+            return False, "load", verdict
     for name, limit_seconds in (("ttft", promise.ttft), ("tpot", promise.tpot)):
         reached = load.percentile(name, promise.percentile)
         if limit_seconds is not None and reached > limit_seconds:
-            verdict = f"Breaks the promise: {share} {name.upper()} is {reached * 1e3:,.0f} ms against "
-            return False, name, verdict + f"{limit_seconds * 1e3:,.0f} ms."
+            verdict = f"Breaks the promise: {share} {name.upper()} is {reached * 1e3:,.1f} ms against "
+            return False, name, verdict + f"{limit_seconds * 1e3:,.1f} ms."
     promised = promise.ttft is not None or promise.tpot is not None
     waiting = workload.concurrency is not None and load.peak_batch < math.ceil(
         workload.concurrency / deployment.parallel.replicas

@@ -47,6 +47,13 @@ class Lengths:
             return min(round(value), self.high) if self.high else round(value)
         return round(self.mean)
 
+    def words(self) -> str:
+        """For people."""
+        if self.kind == "lognormal":
+            most = f", at most {self.high:,}" if self.high else ""
+            return f"{self.mean:,.0f} on average (log-normal, sigma {self.sigma:g}{most})"
+        return f"{self.low:,} to {self.high:,}" if self.kind == "uniform" else f"{self.mean:,.0f}"
+
     def describe(self) -> str:
         """In words, as ``parse_lengths`` reads it."""
         if self.kind == "uniform":

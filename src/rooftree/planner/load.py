@@ -13,7 +13,7 @@ from rooftree.roofline.batch import Batch, RequestTokens, Span, batch_of
 from rooftree.roofline.time import StepTime, step_time
 from rooftree.roofline.work import StepWork, step_work
 
-MEASURED_REQUESTS = 200
+MEASURED_REQUESTS = 150
 MOST_REQUESTS = 1500
 
 
@@ -24,7 +24,6 @@ class LoadResult:
     Attributes:
         output_rate, request_rate: tokens and requests per second.
         mean_batch: sequences in a step, over time; ``peak_batch`` the most.
-        overloaded: requests come faster than they are answered.
     """
 
     ttft: tuple[float, ...]
@@ -34,7 +33,6 @@ class LoadResult:
     request_rate: float
     mean_batch: float
     peak_batch: float
-    overloaded: bool
 
     def percentile(self, name: str, fraction: float) -> float:
         """Nearest-rank percentile of ``ttft``, ``tpot`` or ``latency``."""
@@ -63,7 +61,7 @@ def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
     else:
         run = simulation.run_open(draw_arrivals(per_replica, len(requests)))
     outputs = [request.output for request in requests]
-    return _result(run, outputs, warmup, delay, per_replica.rate)
+    return _result(run, outputs, warmup, delay)
 
 
 def share_of_replica(workload: Workload, replicas: int) -> Workload:
@@ -73,7 +71,7 @@ def share_of_replica(workload: Workload, replicas: int) -> Workload:
     return replace(workload, rate=(workload.rate or 0.0) / replicas)
 
 
-def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float | None) -> LoadResult:
+def _result(run: Run, outputs: list[int], warmup: int, delay: float) -> LoadResult:
     measured = range(warmup, len(outputs))
     ttft = sorted(run.first[i] - run.arrival[i] + delay for i in measured)
     tpot = sorted((run.last[i] - run.first[i]) / (outputs[i] - 1) for i in measured if outputs[i] > 1)
@@ -87,9 +85,6 @@ def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float
     rate_reached = len(done) / span
     steps = sum(segment.steps for segment in run.segments)
     sequences = sum(segment.batch.sequences * segment.steps for segment in run.segments)
-    # Answers that take much longer than the arrivals did: the queue has grown all the time.
-    late = run.seconds - run.arrival[-1]
-    overloaded = rate is not None and len(outputs) > 50 and late > 0.5 * run.seconds
     return LoadResult(
         ttft=tuple(ttft),
         tpot=tuple(tpot),
@@ -98,7 +93,6 @@ def _result(run: Run, outputs: list[int], warmup: int, delay: float, rate: float
         request_rate=rate_reached,
         mean_batch=sequences / max(steps, 1),
         peak_batch=max((segment.batch.sequences for segment in run.segments), default=0.0),
-        overloaded=overloaded,
     )
 
 

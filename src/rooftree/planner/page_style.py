@@ -25,7 +25,7 @@ font-weight:600}
 .card .value{margin:2px 0 0;font-size:21px;font-weight:650;line-height:1.25;letter-spacing:-.01em}
 .card .band-text{margin:2px 0 0;color:var(--soft);font-size:12.5px}
 .panel{padding:18px 20px;margin-bottom:18px;overflow-x:auto}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:18px}.pair>.panel{min-width:0}
+.pair{display:grid;grid-template-columns:1fr 1fr;gap:18px}.pair>*{min-width:0}
 @media (max-width:900px){.pair{grid-template-columns:1fr}}
 .small{color:var(--soft);font-size:12.5px;margin:12px 0 0}
 dl{display:grid;grid-template-columns:minmax(130px,max-content) 1fr;gap:6px 18px;margin:0}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rooftree.planner.deployment import possible_tensor_sizes
 from rooftree.planner.estimate import Estimate, estimate
 from rooftree.planner.question import Question
-from rooftree.planner.search import fewest_devices
+from rooftree.planner.search import deployment_for, fewest_devices
+from rooftree.roofline.parallel import Parallel
 from rooftree.specs.device import DeviceSpec
 
 
@@ -25,8 +27,7 @@ class RankedDevice:
 
 def rank(question: Question) -> list[RankedDevice]:
     """Plans first: cheapest where all prices are known, else by devices, then by watts; then the others."""
-    quick = replace(question, workload=replace(question.workload, requests=60))
-    rows = [_row(quick, device) for device in question.devices]
+    rows = [_row(question, device) for device in question.devices]
     priced = all(row.hourly is not None for row in rows if row.found)
 
     def key(row: RankedDevice) -> tuple[bool, float, float, float, str]:
@@ -51,10 +52,6 @@ def _row(question: Question, device: DeviceSpec) -> RankedDevice:
 
 def _reason(question: Question, device: DeviceSpec) -> str:
     """The verdict of the largest replica that the device allows."""
-    from rooftree.planner.deployment import possible_tensor_sizes
-    from rooftree.planner.search import deployment_for
-    from rooftree.roofline.parallel import Parallel
-
     sizes = possible_tensor_sizes(question.model, device, 16) or [1]
     deployment = deployment_for(question, device, Parallel(tensor=question.tensor or sizes[-1]))
     alone = replace(question.workload, concurrency=1, rate=None, requests=10)

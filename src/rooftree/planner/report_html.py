@@ -24,8 +24,8 @@ def plan_html(plan: Plan) -> str:
     if chosen is not None and chosen.fits and chosen.load is not None:
         sections += [_cards(plan, chosen), _facts(plan, chosen)]
         sections.append(_pair(_roofline(chosen), _batches(chosen)))
-        sections.append(_pair(_memory(chosen), _waterfalls(chosen)))
-        sections.append(_pair(_moves(plan), _answers(plan)))
+        sections.append(_pair(f"<div>{_memory(chosen)}{_answers(plan)}</div>", _waterfalls(chosen)))
+        sections.append(_moves(plan))
     elif chosen is not None:
         sections += [_facts(plan, chosen), _memory(chosen), _answers(plan)]
     if plan.ranking:
@@ -141,8 +141,9 @@ def _roof_labels(figure: Plot, bandwidth: float, peak: float, dtype: str, ridge:
         "note end",
     )
     figure.text(figure.x.at(ridge), figure.y.start - 8, f"ridge {ridge:.0f}", "note middle")
-    at = figure.x.low * 1.5
-    figure.text(figure.x.at(at) + 8, figure.y.at(at * bandwidth) - 12, f"{bandwidth / 1e12:.2f} TB/s", "note")
+    at = figure.x.low * 1.4
+    label = f"{bandwidth / 1e12:.2f} TB/s"
+    figure.text(figure.x.at(at) - 4, figure.y.at(at * bandwidth) - 14, label, "note")
 
 
 def _operating_point(figure: Plot, point: OperatingPoint, rate: float) -> None:

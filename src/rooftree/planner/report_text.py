@@ -73,7 +73,7 @@ def load_words(plan: Plan) -> str:
     clients = f"{workload.concurrency} clients, each always waiting for one answer"
     load = clients if workload.concurrency else f"{workload.rate:g} requests/s at random (Poisson)"
     cached = f", {workload.prefix_share:.0%} of prompts cached" if workload.prefix_share else ""
-    return f"{workload.input.describe()} tokens in, {workload.output.describe()} out, {load}{cached}"
+    return f"Tokens in: {workload.input.words()}; out: {workload.output.words()}; {load}{cached}"
 
 
 def _layout(plan: Plan, found: Estimate) -> RenderableType:

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rooftree.planner.constants import choose_constants, load_constants
-from rooftree.planner.deployment import Deployment, check_tensor_size, possible_tensor_sizes
+from rooftree.planner.deployment import (
+    Deployment,
+    can_be_linked,
+    check_tensor_size,
+    possible_tensor_sizes,
+)
 from rooftree.planner.estimate import Estimate, best_batch, estimate
 from rooftree.planner.load import steady_state
 from rooftree.planner.question import Question
@@ -88,6 +93,10 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
     best: Estimate | None = None
     for tensor in _tensor_sizes(question, device):
         for pipeline in _pipeline_sizes(question, device):
+            if tensor * pipeline >= (_devices(best) if best else MOST_DEVICES):
+                continue
+            if tensor * pipeline > 1 and not can_be_linked(device):
+                continue
             found = _fewest_replicas(question, device, tensor, pipeline)
             if found is None:
                 continue
@@ -124,8 +133,7 @@ def _tensor_sizes(question: Question, device: DeviceSpec) -> list[int]:
 def _pipeline_sizes(question: Question, device: DeviceSpec) -> list[int]:
     if question.pipeline is not None:
         return [question.pipeline]
-    linked = device.link is not None or device.pcie_bytes_per_second is not None
-    return [1, 2, 4] if linked else [1]
+    return [1, 2, 4] if can_be_linked(device) else [1]
 
 
 def _fewest_replicas(question: Question, device: DeviceSpec, tensor: int, pipeline: int) -> Estimate | None:

@@ -24,6 +24,9 @@ _INSTEAD = {
 }
 
 
+_CACHE_PARTS = ("decode attention", "prefill attention", "cache write", "recurrence")
+
+
 @dataclass(frozen=True, slots=True)
 class PartTime:
     """Seconds of one part, and whether bytes or FLOP set them."""
@@ -149,7 +152,7 @@ def overhead_seconds(work: StepWork, efficiency: Efficiency) -> float:
 def part_rates(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> tuple[float, float]:
     """Bytes/s and FLOP/s that a part reaches."""
     rate = arithmetic_rate(device, part.arithmetic)
-    if part.name in ("decode attention", "prefill attention", "recurrence"):
+    if part.name in _CACHE_PARTS:
         return device.bandwidth * efficiency.kv_bandwidth, rate * efficiency.attention_arithmetic
     factor = efficiency.experts if part.name == "experts" else 1.0
     return (

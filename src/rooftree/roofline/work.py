@@ -10,7 +10,9 @@ from rooftree.roofline.batch import Batch, Span
 from rooftree.roofline.costs import AttentionCosts, MatrixCosts, ModelCosts
 from rooftree.roofline.experts import busiest_share, experts_touched
 
-PartName = Literal["linear", "experts", "head", "decode attention", "prefill attention", "recurrence"]
+PartName = Literal[
+    "linear", "experts", "head", "decode attention", "prefill attention", "cache write", "recurrence"
+]
 ByteKind = Literal["weights", "kv_read", "kv_write", "state", "activations", "logits"]
 
 
@@ -98,7 +100,7 @@ def step_work(costs: ModelCosts, batch: Batch, *, skew: float = 0.0) -> StepWork
     for attention, span in zip(costs.attention, batch.spans, strict=True):
         parts.extend(_attention_work(attention, span, part))
     if costs.attention:
-        parts.append(PartWork("decode attention", "bf16", 0.0, kv_write=costs.kv_write_bytes * tokens))
+        parts.append(PartWork("cache write", "bf16", 0.0, kv_write=costs.kv_write_bytes * tokens))
     if costs.state_bytes:
         parts.append(
             PartWork("recurrence", "bf16", costs.state_flop * tokens, state=costs.state_bytes * sequences)

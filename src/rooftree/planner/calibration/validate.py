@@ -29,6 +29,9 @@ FEWEST_POINTS = 6
 IMPOSSIBLE = 0.97
 """A measurement below this share of what published rates allow is reported as impossible."""
 
+LAUNCH_BOUND_ENGINES = ("splitwise",)
+"""Engines whose steps the host bounds: they show how fast it launches kernels, not what a device reaches."""
+
 BAND_SHARE = 0.87
 """Bands are made to hold this share of held-out points."""
 
@@ -201,7 +204,7 @@ def _band_class(prediction: Prediction) -> tuple[str, str, bool]:
 
 
 def _teaches(case: Case) -> bool:
-    return case.point.kind in ("tpot", "throughput") and case.point.engine != "splitwise"
+    return case.point.kind in ("tpot", "throughput") and case.point.engine not in LAUNCH_BOUND_ENGINES
 
 
 def _calibrated(cases: Sequence[Case], general: Vector) -> Iterable[Prediction]:
