@@ -5,10 +5,11 @@ statistics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from rooftree.engine.input_processor import ProcessedRequest
 from rooftree.engine.logprobs import LogprobsReader
@@ -16,6 +17,7 @@ from rooftree.engine.messages import EngineCoreOutput, EngineCoreOutputs, Finish
 from rooftree.engine.outputs import CompletionOutput, RequestOutput
 from rooftree.engine.stats import IterationStats, RequestStats, StatLogger
 from rooftree.errors import RequestError
+from rooftree.text.stop_matcher import StopStrings
 from rooftree.text.stream import TextStream
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class OutputProcessor:
         self._logprobs = LogprobsReader(tokenizer)
         self._requests: dict[str, _Request] = {}
         self._choices: dict[str, _Choice] = {}
+        self._stops: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
 
     @property
     def num_unfinished(self) -> int:
@@ -97,12 +100,22 @@ class OutputProcessor:
         if asked.request_id in self._requests:
             raise RequestError(f"request id {asked.request_id!r} is in use", status=409, param="request_id")
         request = _Request(asked, sink, arrival)
+        stops = self._stop_strings(asked.params.stop)
         for index, choice in enumerate(asked.choices):
             # An answer continues its prompt, so a space that its first token begins with is part of it.
-            text = TextStream(self._tokenizer, asked.params.stop, at_start=False)
+            text = TextStream(self._tokenizer, stops, at_start=False)
             request.choices[index] = _Choice(choice.request_id, index, request, text)
         self._requests[asked.request_id] = request
         self._choices.update({choice.core_id: choice for choice in request.choices.values()})
+
+    def _stop_strings(self, stops: Sequence[str]) -> StopStrings | None:
+        """Made ready once for all choices that look for the same ones: long ones take megabytes."""
+        if not stops:
+            return None
+        known = self._stops.get(tuple(stops))
+        if known is None:
+            known = self._stops[tuple(stops)] = StopStrings(stops)
+        return known
 
     def process(self, message: EngineCoreOutputs) -> list[str]:
         """Take in one message of the core and pass on the news.

@@ -15,19 +15,13 @@ class StopMatcher:
 
     The match is the occurrence that ends first; of those that end at the same character, the longest. The
     text before it is what an answer keeps: for one stop string, ``text.split(stop)[0]``. The rule looks at
-    characters one by one, so how the text is cut into pushes cannot matter. (Aho and Corasick, 1975.)
-
-    Args:
-        stops: stop strings, at most 16,384 characters together.
-
-    Raises:
-        RequestError: a stop string is empty, or they are too long together.
+    characters one by one, so how the text is cut into pushes cannot matter.
     """
 
-    __slots__ = ("_automaton", "_matched", "_node")
+    __slots__ = ("_matched", "_node", "_stops")
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._automaton = _Automaton(_checked(stops))
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
         self._node = 0
         self._matched: str | None = None
 
@@ -49,32 +43,32 @@ class StopMatcher:
 
     def flush(self) -> str:
         """The text ended otherwise: gives what was held back. Empty after a match, or when called again."""
-        held = self._automaton.path(self._node)
+        held = self._stops.path(self._node)
         self._node = 0
         return held
 
     def _scan(self, text: str) -> tuple[str, str | None]:
-        automaton = self._automaton
+        stops = self._stops
         start = node = self._node
-        if node == 0 and automaton.first_characters.isdisjoint(text):
+        if node == 0 and stops.first_characters.isdisjoint(text):
             return text, None
         for index, character in enumerate(text):
-            node = automaton.step(node, character)
-            match = automaton.matches[node]
+            node = stops.step(node, character)
+            match = stops.matches[node]
             if match:
                 self._node = 0
-                self._matched = automaton.path(node)[-match:]
+                self._matched = stops.path(node)[-match:]
                 return self._released(start, text[: index + 1], match), self._matched
         self._node = node
-        return self._released(start, text, automaton.depths[node]), None
+        return self._released(start, text, stops.depths[node]), None
 
     def _released(self, start: int, text: str, num_kept: int) -> str:
         """Held text followed by new text, less the last ``num_kept`` characters."""
-        num_held = self._automaton.depths[start]
+        num_held = self._stops.depths[start]
         num_released = num_held + len(text) - num_kept
         if num_released < num_held:
-            return self._automaton.path(start, num_released)
-        return self._automaton.path(start) + text[: num_released - num_held]
+            return self._stops.path(start, num_released)
+        return self._stops.path(start) + text[: num_released - num_held]
 
 
 def _checked(stops: Sequence[str]) -> Sequence[str]:
@@ -89,23 +83,31 @@ def _checked(stops: Sequence[str]) -> Sequence[str]:
     return stops
 
 
-class _Automaton:
-    """A trie of the stop strings; a node is the longest end of the text that begins some stop string.
+class StopStrings:
+    """Stop strings made ready for matching; all matchers that look for them share one.
+
+    A trie, in which a node is the longest end of the text that begins a stop string (Aho and Corasick, 1975).
+
+    Args:
+        stops: at most 16,384 characters together.
 
     Attributes:
         first_characters: those that lead away from the root (node 0).
         depths: characters on the way from the root to the node.
         matches: length of the longest stop string that ends at the node, 0 if none does.
+
+    Raises:
+        RequestError: a stop string is empty, or they are too long together.
     """
 
-    __slots__ = ("_children", "_fails", "_sources", "depths", "first_characters", "matches")
+    __slots__ = ("__weakref__", "_children", "_fails", "_sources", "depths", "first_characters", "matches")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._children: list[dict[str, int]] = [{}]
         self._sources = [""]
         self.depths = [0]
         self.matches = [0]
-        for stop in stops:
+        for stop in _checked(stops):
             self._insert(stop)
         self.first_characters = self._children[0].keys()
         self._fails = [0] * len(self.depths)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rooftree.text.detokenizer import IncrementalDetokenizer
-from rooftree.text.stop_matcher import StopMatcher
+from rooftree.text.stop_matcher import StopMatcher, StopStrings
 from rooftree.text.tokenizer import Tokenizer
 
 
@@ -17,9 +17,6 @@ class TextStream:
     Args:
         stops: stop strings; the text ends before the first one (``StopMatcher`` says which that is).
         skip_special_tokens, at_start: as for ``IncrementalDetokenizer``.
-
-    Raises:
-        RequestError: a stop string is not possible.
     """
 
     __slots__ = ("_detokenizer", "_matcher")
@@ -27,7 +24,7 @@ class TextStream:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stops: Sequence[str] = (),
+        stops: StopStrings | None = None,
         *,
         skip_special_tokens: bool = True,
         at_start: bool = True,
@@ -35,7 +32,7 @@ class TextStream:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, at_start=at_start
         )
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = None if stops is None else StopMatcher(stops)
 
     def push(self, token_ids: Iterable[int], *, may_stop: bool = True) -> tuple[str, str | None]:
         """Take new tokens; gives the new text and the stop string that matched, if one did.
