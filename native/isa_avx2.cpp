@@ -34,10 +34,9 @@ static inline __m256i spread_fifth_bits(const uint8_t* p) {
 template <Format kFormat>
 struct Step {
     static constexpr TileLayout layout = tile_layout(kFormat);
-    static constexpr bool has_minimum = layout.header == 64 || kFormat == Format::Q4_K || kFormat == Format::Q5_K;
-    static constexpr int parts = kFormat == Format::Q6_K ? 2 : 1;  // stretches of inputs with a scale of their own
+    static constexpr int parts = has_two_scales(kFormat) ? 2 : 1;  // stretches of inputs with a scale of their own
     // Products of a weight pair and an input pair that 16 bits hold: 2 * 127 * (2^bits - 1) each.
-    static constexpr int adds = layout.bits == 4 ? 8 : layout.bits == 5 ? 4 : 2;
+    static constexpr int adds = is_fp4(kFormat) || layout.bits == 5 ? 4 : layout.bits == 4 ? 8 : 2;
     __m256i w[8];
     __m256 scale[parts], minimum;
 
@@ -51,6 +50,11 @@ struct Step {
             const __m256i bytes = load256(weights + 64 * g);
             w[g] = _mm256_and_si256(bytes, mask);
             w[g + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+        }
+        if constexpr (is_fp4(kFormat)) {
+            const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kFp4Codes)));
+            ROOFTREE_UNROLL
+            for (int u = 0; u < 8; u++) w[u] = _mm256_shuffle_epi8(codes, w[u]);
         }
         if constexpr (layout.bits == 5) {
             const uint8_t* fifth = step + layout.header + 256 + 4 * half;
@@ -72,7 +76,10 @@ struct Step {
 
     void load_scales(const uint8_t* super, const uint8_t* step, int half) {
         minimum = _mm256_setzero_ps();
-        if constexpr (kFormat == Format::Q6_K) {
+        if constexpr (is_fp4(kFormat)) {
+            scale[0] = _mm256_loadu_ps(reinterpret_cast<const float*>(step) + 8 * half);
+            if constexpr (parts == 2) scale[1] = _mm256_loadu_ps(reinterpret_cast<const float*>(step) + 16 + 8 * half);
+        } else if constexpr (kFormat == Format::Q6_K) {
             scale[0] = _mm256_mul_ps(load_halves(super), load_signed_bytes(step + 8 * half));
             scale[parts - 1] = _mm256_mul_ps(load_halves(super), load_signed_bytes(step + 16 + 8 * half));
         } else if constexpr (is_k_quant(kFormat)) {
@@ -80,15 +87,18 @@ struct Step {
             minimum = _mm256_sub_ps(minimum, _mm256_mul_ps(load_halves(super + 32), load_bytes(step + 16 + 8 * half)));
         } else {
             scale[0] = load_halves(step + 16 * half);
-            if constexpr (has_minimum) minimum = load_halves(step + 32 + 16 * half);
+            if constexpr (has_minimum(kFormat)) minimum = load_halves(step + 32 + 16 * half);
         }
     }
 
     // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated`: -sum of the inputs.
     __m256i dot(const int8_t* q, int begin, int end, int32_t negated) const {
         __m256i sum = _mm256_setzero_si256();
-        if constexpr (weight_offset(kFormat) != 0)
-            sum = _mm256_slli_epi32(_mm256_set1_epi32(negated), __builtin_ctz(weight_offset(kFormat)));
+        constexpr int offset = weight_offset(kFormat), low_bit = offset & -offset;
+        if constexpr (offset != 0) {
+            sum = _mm256_slli_epi32(_mm256_set1_epi32(negated), __builtin_ctz(low_bit));
+            if constexpr (offset == 3 * low_bit) sum = _mm256_add_epi32(sum, _mm256_slli_epi32(sum, 1));
+        }
         ROOFTREE_UNROLL
         for (int u = begin; u < end; u += adds) {
             __m256i words = _mm256_maddubs_epi16(w[u], _mm256_set1_epi32(four_inputs(q + 4 * u)));
@@ -105,7 +115,6 @@ struct Step {
 // at once.
 template <>
 struct Step<Format::Q8_0> {
-    static constexpr bool has_minimum = false;
     static constexpr int parts = 1;
     const uint8_t* bytes;
     __m256 scale[1], minimum;
@@ -155,7 +164,7 @@ static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_ha
                     acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(first, input_scale), weights.scale[0], acc[h][t]);
                     acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(second, input_scale), weights.scale[1], acc[h][t]);
                 }
-                if constexpr (Weights::has_minimum)
+                if constexpr (has_minimum(kFormat))
                     acc[h][t] = _mm256_fmadd_ps(weights.minimum, _mm256_broadcast_ss(row.sum + s), acc[h][t]);
             }
         }

@@ -23,8 +23,7 @@ static inline __m512 load_signed_bytes(const uint8_t* p) {
 template <Format kFormat>
 struct Step {
     static constexpr TileLayout layout = tile_layout(kFormat);
-    static constexpr bool has_minimum = layout.header == 64 || kFormat == Format::Q4_K || kFormat == Format::Q5_K;
-    static constexpr int parts = kFormat == Format::Q6_K ? 2 : 1;  // stretches of inputs with a scale of their own
+    static constexpr int parts = has_two_scales(kFormat) ? 2 : 1;  // stretches of inputs with a scale of their own
     __m512i w[8];
     __m512 scale[parts], minimum;
 
@@ -43,6 +42,11 @@ struct Step {
             const __m512i bytes = load512(weights + 64 * g);
             w[g] = _mm512_and_si512(bytes, mask);
             w[g + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+        }
+        if constexpr (is_fp4(kFormat)) {
+            const __m512i codes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kFp4Codes)));
+            ROOFTREE_UNROLL
+            for (int u = 0; u < 8; u++) w[u] = _mm512_shuffle_epi8(codes, w[u]);
         }
         if constexpr (layout.bits == 5) {
             ROOFTREE_UNROLL
@@ -67,7 +71,10 @@ struct Step {
 
     void load_scales(const uint8_t* super, const uint8_t* step) {
         minimum = _mm512_setzero_ps();
-        if constexpr (kFormat == Format::Q6_K) {
+        if constexpr (is_fp4(kFormat)) {
+            scale[0] = _mm512_loadu_ps(step);
+            if constexpr (parts == 2) scale[1] = _mm512_loadu_ps(step + 64);
+        } else if constexpr (kFormat == Format::Q6_K) {
             scale[0] = _mm512_mul_ps(load_halves(super), load_signed_bytes(step));
             scale[parts - 1] = _mm512_mul_ps(load_halves(super), load_signed_bytes(step + 16));
         } else if constexpr (is_k_quant(kFormat)) {
@@ -75,15 +82,18 @@ struct Step {
             minimum = _mm512_sub_ps(minimum, _mm512_mul_ps(load_halves(super + 32), load_bytes(step + 16)));
         } else {
             scale[0] = load_halves(step);
-            if constexpr (has_minimum) minimum = load_halves(step + 32);
+            if constexpr (has_minimum(kFormat)) minimum = load_halves(step + 32);
         }
     }
 
     // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated`: -sum of the inputs.
     __m512i dot(const int8_t* q, int begin, int end, int32_t negated) const {
         __m512i sum = _mm512_setzero_si512();
-        if constexpr (weight_offset(kFormat) != 0)
-            sum = _mm512_slli_epi32(_mm512_set1_epi32(negated), __builtin_ctz(weight_offset(kFormat)));
+        constexpr int offset = weight_offset(kFormat), low_bit = offset & -offset;
+        if constexpr (offset != 0) {
+            sum = _mm512_slli_epi32(_mm512_set1_epi32(negated), __builtin_ctz(low_bit));
+            if constexpr (offset == 3 * low_bit) sum = _mm512_add_epi32(sum, _mm512_slli_epi32(sum, 1));
+        }
         ROOFTREE_UNROLL
         for (int u = begin; u < end; u++) sum = _mm512_dpbusd_epi32(sum, w[u], _mm512_set1_epi32(four_inputs(q + 4 * u)));
         return sum;
@@ -112,7 +122,7 @@ static inline void quantised_tokens(const uint8_t* tile, int64_t k, const uint8_
                 acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(first, input_scale), weights.scale[0], acc[t]);
                 acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(second, input_scale), weights.scale[1], acc[t]);
             }
-            if constexpr (Weights::has_minimum) acc[t] = _mm512_fmadd_ps(weights.minimum, _mm512_set1_ps(row.sum[s]), acc[t]);
+            if constexpr (has_minimum(kFormat)) acc[t] = _mm512_fmadd_ps(weights.minimum, _mm512_set1_ps(row.sum[s]), acc[t]);
         }
     }
     ROOFTREE_UNROLL

@@ -10,8 +10,6 @@ namespace rooftree::portable {
 // One step at a time: its weights are unpacked once for all tokens, whose sums wait in `out`.
 template <Format kFormat>
 static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
-    constexpr bool kHasMinimum = kFormat == Format::Q4_1 || kFormat == Format::Q5_1 || kFormat == Format::Q4_K || kFormat == Format::Q5_K;
-    constexpr bool kTwoScales = kFormat == Format::Q6_K;
     constexpr int kOffset = weight_offset(kFormat);
     for (int i = 0; i < m * kTileRows; i++) out[i] = 0.0f;
     for (int64_t s = 0; s < k / kBlock; s++) {
@@ -26,13 +24,13 @@ static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, siz
                 float& acc = out[t * kTileRows + r];
                 const int32_t first = half[0] + kOffset * row.negated_first[s];
                 const int32_t both = half[0] + half[1] + kOffset * row.negated[s];
-                if (kTwoScales) {
+                if (has_two_scales(kFormat)) {
                     acc += static_cast<float>(first) * row.scale[s] * rows[r].scale[0];
                     acc += static_cast<float>(both - first) * row.scale[s] * rows[r].scale[1];
                 } else {
                     acc += static_cast<float>(both) * row.scale[s] * rows[r].scale[0];
                 }
-                if (kHasMinimum) acc += rows[r].minimum * row.sum[s];
+                if (has_minimum(kFormat)) acc += rows[r].minimum * row.sum[s];
             }
         }
     }

@@ -189,79 +189,105 @@ static void write_kv(KvFormat format, const float* k, const float* v, int head_d
 
 // ---- attention ------------------------------------------------------------------------------------------------
 
-// scores[r][0..15] = q[r] . K[:, 0..15] for R rows; K: [head_dim, stride].
-template <int R, typename Kv>
-static inline void score_group(const float* q, int head_dim, const Kv* k, int stride, float* scores) {
+// scores[r][16g + 0..15] = q[r] . K_g[:, 0..15] for R rows and G groups; K_g: [head_dim, stride]. Few rows leave the
+// multipliers waiting for one another's sums, so they take several groups at once.
+template <int R, int G, typename Kv>
+static inline void score_groups(const float* q, int head_dim, const Kv* const* k, int stride, float* scores) {
     constexpr int V = kKvGroup / N;
-    F sum[R][V];
+    F sum[R][G * V];
     ROOFTREE_UNROLL
     for (int r = 0; r < R; r++)
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) sum[r][j] = Simd::zero();
+        for (int j = 0; j < G * V; j++) sum[r][j] = Simd::zero();
     for (int d = 0; d < head_dim; d++) {
-        F key[V];
+        F key[G * V];
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) key[j] = Kv::load(k + d * stride + j * N);
+        for (int j = 0; j < G * V; j++) key[j] = Kv::load(k[j / V] + d * stride + j % V * N);
         ROOFTREE_UNROLL
         for (int r = 0; r < R; r++) {
             const F query = Simd::set1(q[r * head_dim + d]);
             ROOFTREE_UNROLL
-            for (int j = 0; j < V; j++) sum[r][j] = Simd::fma(query, key[j], sum[r][j]);
+            for (int j = 0; j < G * V; j++) sum[r][j] = Simd::fma(query, key[j], sum[r][j]);
         }
     }
     ROOFTREE_UNROLL
     for (int r = 0; r < R; r++)
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) Simd::store(scores + r * kPartition + j * N, sum[r][j]);
+        for (int j = 0; j < G * V; j++) Simd::store(scores + r * kPartition + j * N, sum[r][j]);
 }
 
-// acc[r] += sum_t p[r][t] * V[t] for R rows, t < count; V: [16, head_dim].
+// All of `groups` groups for R rows.
 template <int R, typename Kv>
-static inline void weigh_group(const float* p, int count, const Kv* v, int head_dim, float* acc) {
-    int d = 0;
-    for (; d + N <= head_dim; d += N) {
-        F sum[R];
-        ROOFTREE_UNROLL
-        for (int r = 0; r < R; r++) sum[r] = Simd::load(acc + r * head_dim + d);
-        for (int t = 0; t < count; t++) {
-            const F value = Kv::load(v + t * head_dim + d);
-            ROOFTREE_UNROLL
-            for (int r = 0; r < R; r++) sum[r] = Simd::fma(Simd::set1(p[r * kPartition + t]), value, sum[r]);
-        }
-        ROOFTREE_UNROLL
-        for (int r = 0; r < R; r++) Simd::store(acc + r * head_dim + d, sum[r]);
-    }
-    if (d == head_dim) return;
-    ROOFTREE_UNROLL
-    for (int r = 0; r < R; r++)  // head_dim is a multiple of 8, vectors may be 16 wide
-        for (int e = d; e < head_dim; e++) {
-            float sum = acc[r * head_dim + e];
-            for (int t = 0; t < count; t++) {
-                sum = std::fma(p[r * kPartition + t], Kv::value(v[t * head_dim + e]), sum);
-            }
-            acc[r * head_dim + e] = sum;
-        }
+static inline void score_row_block(const float* q, int head_dim, const Kv* const* k, int groups, int stride, float* scores) {
+    constexpr int G = R == 4 ? 1 : N == 16 ? 4 : 2;  // as many sums as the registers hold
+    int g = 0;
+    for (; g + G <= groups; g += G) score_groups<R, G>(q, head_dim, k + g, stride, scores + g * kKvGroup);
+    for (; g < groups; g++) score_groups<R, 1>(q, head_dim, k + g, stride, scores + g * kKvGroup);
 }
 
 template <typename Kv>
-static void score_rows(int rows, const float* q, int head_dim, const Kv* k, int stride, float* scores) {
+static void score_rows(int rows, const float* q, int head_dim, const Kv* const* k, int groups, int stride, float* scores) {
     int r = 0;
-    for (; r + 4 <= rows; r += 4) score_group<4>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
+    for (; r + 4 <= rows; r += 4) score_row_block<4>(q + r * head_dim, head_dim, k, groups, stride, scores + r * kPartition);
+    q += r * head_dim;
+    scores += r * kPartition;
     switch (rows - r) {
-        case 3: return score_group<3>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
-        case 2: return score_group<2>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
-        case 1: return score_group<1>(q + r * head_dim, head_dim, k, stride, scores + r * kPartition);
+        case 3: return score_row_block<3>(q, head_dim, k, groups, stride, scores);
+        case 2: return score_row_block<2>(q, head_dim, k, groups, stride, scores);
+        case 1: return score_row_block<1>(q, head_dim, k, groups, stride, scores);
     }
+}
+
+// acc[r] += sum_t p[r][t] * V[t] for R rows and D vectors of channels, t < count; V: [16, head_dim].
+template <int R, int D, typename Kv>
+static inline void weigh_channels(const float* p, int count, const Kv* v, int head_dim, float* acc) {
+    F sum[R][D];
+    ROOFTREE_UNROLL
+    for (int r = 0; r < R; r++)
+        ROOFTREE_UNROLL
+        for (int j = 0; j < D; j++) sum[r][j] = Simd::load(acc + r * head_dim + j * N);
+    for (int t = 0; t < count; t++) {
+        F value[D];
+        ROOFTREE_UNROLL
+        for (int j = 0; j < D; j++) value[j] = Kv::load(v + t * head_dim + j * N);
+        ROOFTREE_UNROLL
+        for (int r = 0; r < R; r++) {
+            const F weight = Simd::set1(p[r * kPartition + t]);
+            ROOFTREE_UNROLL
+            for (int j = 0; j < D; j++) sum[r][j] = Simd::fma(weight, value[j], sum[r][j]);
+        }
+    }
+    ROOFTREE_UNROLL
+    for (int r = 0; r < R; r++)
+        ROOFTREE_UNROLL
+        for (int j = 0; j < D; j++) Simd::store(acc + r * head_dim + j * N, sum[r][j]);
+}
+
+template <int R, typename Kv>
+static inline void weigh_group(const float* p, int count, const Kv* v, int head_dim, float* acc) {
+    constexpr int D = R == 4 ? 2 : R == 3 && N == 8 ? 3 : 4;  // as many sums as the registers hold
+    int d = 0;
+    for (; d + D * N <= head_dim; d += D * N) weigh_channels<R, D>(p, count, v + d, head_dim, acc + d);
+    for (; d + N <= head_dim; d += N) weigh_channels<R, 1>(p, count, v + d, head_dim, acc + d);
+    if (d == head_dim) return;
+    for (int r = 0; r < R; r++)  // head_dim is a multiple of 8, vectors may be 16 wide
+        for (int e = d; e < head_dim; e++) {
+            float sum = acc[r * head_dim + e];
+            for (int t = 0; t < count; t++) sum = std::fma(p[r * kPartition + t], Kv::value(v[t * head_dim + e]), sum);
+            acc[r * head_dim + e] = sum;
+        }
 }
 
 template <typename Kv>
 static void weigh_rows(int rows, const float* p, int count, const Kv* v, int head_dim, float* acc) {
     int r = 0;
     for (; r + 4 <= rows; r += 4) weigh_group<4>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
+    p += r * kPartition;
+    acc += r * head_dim;
     switch (rows - r) {
-        case 3: return weigh_group<3>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
-        case 2: return weigh_group<2>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
-        case 1: return weigh_group<1>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
+        case 3: return weigh_group<3>(p, count, v, head_dim, acc);
+        case 2: return weigh_group<2>(p, count, v, head_dim, acc);
+        case 1: return weigh_group<1>(p, count, v, head_dim, acc);
     }
 }
 
@@ -353,13 +379,22 @@ static void attention_typed(const AttentionArgs& a) {
         if (begin >= end) continue;
         const int count = (end - begin + kKvGroup - 1) / kKvGroup * kKvGroup;
 
-        for (int p = begin; p < end; p += kKvGroup) {
+        const Kv* keys[kPartition / kKvGroup];
+        const float* key_scales[kPartition / kKvGroup];
+        const int groups = count / kKvGroup;
+        for (int g = 0; g < groups; g++) {
+            const int p = begin + g * kKvGroup;
             const Kv* block = reinterpret_cast<const Kv*>(a.k + a.blocks[p / bs] * a.block_stride);
-            const Kv* k = block + p % bs;
-            if (direct) score_rows(a.rows, a.q, hd, k, bs, scores + (p - begin));
-            else score_rows(a.rows, a.q, hd, widen(k, hd, kKvGroup, bs, widened), kKvGroup, scores + (p - begin));
-            if constexpr (Kv::scaled)
-                scale_group(a.rows, reinterpret_cast<const float*>(block + hd * bs) + p % bs, scores + (p - begin));
+            keys[g] = block + p % bs;
+            key_scales[g] = reinterpret_cast<const float*>(block + hd * bs) + p % bs;
+        }
+        if (direct) score_rows(a.rows, a.q, hd, keys, groups, bs, scores);
+        for (int g = 0; g < groups; g++) {
+            if (!direct) {
+                const FloatKv* wide = widen(keys[g], hd, kKvGroup, bs, widened);
+                score_rows(a.rows, a.q, hd, &wide, 1, kKvGroup, scores + g * kKvGroup);
+            }
+            if constexpr (Kv::scaled) scale_group(a.rows, key_scales[g], scores + g * kKvGroup);
         }
         float row_max[kMaxAttentionRows], row_sum[kMaxAttentionRows];
         for (int r = 0; r < a.rows; r++) {
@@ -473,6 +508,53 @@ static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x
         for (int j = 0; j < V; j++) Simd::store(out + t * kTileRows + j * N, sum[t][j]);
 }
 
+// Each step of 128 inputs is summed on its own and then scaled: the scale may change from step to step.
+template <int T>
+static inline void fp8_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
+    constexpr int V = kTileRows / N;
+    F total[T][V];
+    ROOFTREE_UNROLL
+    for (int t = 0; t < T; t++)
+        ROOFTREE_UNROLL
+        for (int j = 0; j < V; j++) total[t][j] = Simd::zero();
+    for (int64_t begin = 0; begin < k; begin += kFp8Step, tile += kFp8StepBytes) {
+        const int64_t end = begin + kFp8Step < k ? begin + kFp8Step : k;
+        const uint8_t* codes = tile + sizeof(float) * kTileRows;
+        F sum[T][V];
+        ROOFTREE_UNROLL
+        for (int t = 0; t < T; t++)
+            ROOFTREE_UNROLL
+            for (int j = 0; j < V; j++) sum[t][j] = Simd::zero();
+        for (int64_t i = begin; i < end; i++, codes += kTileRows) {
+            F w[V];
+            ROOFTREE_UNROLL
+            for (int j = 0; j < V; j++) w[j] = Simd::load_e4m3_unscaled(codes + j * N);
+            ROOFTREE_UNROLL
+            for (int t = 0; t < T; t++) {
+                const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i]);
+                ROOFTREE_UNROLL
+                for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[j], sum[t][j]);
+            }
+        }
+        ROOFTREE_UNROLL
+        for (int j = 0; j < V; j++) {
+            const F scale = Simd::load(reinterpret_cast<const float*>(tile) + j * N);
+            ROOFTREE_UNROLL
+            for (int t = 0; t < T; t++) total[t][j] = Simd::fma(sum[t][j], scale, total[t][j]);
+        }
+    }
+    ROOFTREE_UNROLL
+    for (int t = 0; t < T; t++)
+        ROOFTREE_UNROLL
+        for (int j = 0; j < V; j++) Simd::store(out + t * kTileRows + j * N, total[t][j]);
+}
+
+static void fp8_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+    int t = 0;
+    for (; t + 3 <= m; t += 3) fp8_tokens<3>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t < m; t++) fp8_tokens<1>(tile, k, x + t * stride, stride, out + t * kTileRows);
+}
+
 template <typename W>
 static void float_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
     int t = 0;
@@ -495,6 +577,9 @@ static void tile_product(Format format, const uint8_t* tile, int64_t k, const ui
         case Format::Q4_K: return quantised_tile<Format::Q4_K>(tile, k, x, stride, m, out);
         case Format::Q5_K: return quantised_tile<Format::Q5_K>(tile, k, x, stride, m, out);
         case Format::Q6_K: return quantised_tile<Format::Q6_K>(tile, k, x, stride, m, out);
+        case Format::F8_E4M3: return fp8_tile(tile, k, x, stride, m, out);
+        case Format::MXFP4: return quantised_tile<Format::MXFP4>(tile, k, x, stride, m, out);
+        case Format::NVFP4: return quantised_tile<Format::NVFP4>(tile, k, x, stride, m, out);
     }
 }
 

@@ -1,10 +1,12 @@
 // Python's door to the kernels. Arrays are borrowed for the length of a call; the GIL is released while computing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <stdexcept>
 
 #include "cpu_features.h"
@@ -19,6 +21,7 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using MutableIntTable = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -49,11 +52,19 @@ void run(Program& program, MutableIntTable requests, IntTable tokens, IntTable b
                 reinterpret_cast<SampleResult*>(results.data()));
 }
 
-std::shared_ptr<PackedMatrix> pack(int format, Bytes stored, int64_t n, int64_t k, ThreadPool& pool) {
+std::shared_ptr<PackedMatrix> pack(int format, Bytes stored, int64_t n, int64_t k, ThreadPool& pool, std::optional<FloatTable> scales,
+                                   int64_t block_rows, int64_t block_columns) {
     const Format f = static_cast<Format>(format);
     if (stored.size() != n * stored_row_bytes(f, k)) throw std::invalid_argument("stored bytes do not fit the shape");
+    OuterScales outer;
+    if (scales) {
+        outer = {scales->data(), block_rows, block_columns, static_cast<int64_t>(scales->shape(1))};
+        if (block_rows < 1 || block_columns < 1 || static_cast<int64_t>(scales->shape(0)) * block_rows < n ||
+            outer.columns * block_columns < k)
+            throw std::invalid_argument("the scales do not cover the matrix");
+    }
     nb::gil_scoped_release release;
-    return PackedMatrix::pack(f, stored.data(), n, k, pool);
+    return PackedMatrix::pack(f, stored.data(), n, k, outer, pool);
 }
 
 void unpack_row(const PackedMatrix& matrix, int64_t row, MutableFloats out) {
@@ -86,7 +97,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("k", [](const PackedMatrix& p) { return p.k; })
         .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.buffer->size(); })
         .def("unpack_row", &unpack_row, "row"_a, "out"_a);
-    m.def("pack", &pack, "format"_a, "stored"_a, "n"_a, "k"_a, "pool"_a);
+    m.def("pack", &pack, "format"_a, "stored"_a, "n"_a, "k"_a, "pool"_a, "scales"_a = nb::none(),
+          "block_rows"_a = 1, "block_columns"_a = 1);
 
     nb::class_<KvCache>(m, "KvCache")
         .def("__init__", [](KvCache* self, int layers, int kv_heads, int head_dim, int block_size, int format, int64_t num_blocks) {

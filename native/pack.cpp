@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -122,12 +123,43 @@ void pack_step(Format format, const TileLayout& layout, const uint8_t* block, in
             step[16 + r] = block[192 + 2 * j + 1];
             read_q6_k(block, block + 128, j, q);
             break;
+        case Format::MXFP4: case Format::NVFP4:
+            for (int i = 0; i < kBlock; i++) {
+                const uint8_t* nibbles = format == Format::MXFP4 ? block + 1 : block + 9 * (i / 16) + 1;
+                const int half = format == Format::MXFP4 ? 16 : 8, at = i % (2 * half);
+                q[i] = (nibbles[at % half] >> 4 * (at / half)) & 15;
+            }
+            break;
         default: return;
     }
     write_weights(layout, q, r, weights);
 }
 
-void pack_quantised_tile(Format format, const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// E8M0: a power of two, 2^-127 (subnormal) for code 0, NaN for 255.
+float e8m0_to_float(uint8_t code) {
+    if (code == 0xff) return kNan;
+    return code ? bits_to_float(static_cast<uint32_t>(code) << 23) : 0x1p-127f;
+}
+
+bool is_e4m3_nan(uint8_t code) { return (code & 0x7f) == 0x7f; }
+
+float e4m3_to_float(uint8_t code) {
+    return is_e4m3_nan(code) ? kNan : half_to_float(e4m3_to_half_bits(code)) * kE4m3HalfScale;
+}
+
+void write_fp4_scales(Format format, const uint8_t* block, int r, float outer, uint8_t* step) {
+    float* scales = reinterpret_cast<float*>(step);
+    if (format == Format::MXFP4) {
+        scales[r] = 0.5f * e8m0_to_float(block[0]) * outer;
+        return;
+    }
+    for (int half = 0; half < 2; half++) scales[16 * half + r] = 0.5f * e4m3_to_float(block[9 * half]) * outer;
+}
+
+void pack_quantised_tile(Format format, const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k,
+                         const OuterScales& scales, uint8_t* tile) {
     const TileLayout layout = tile_layout(format);
     const StoredBlock unit = stored_block(format);
     const int steps_per_block = unit.inputs / kBlock;
@@ -136,7 +168,27 @@ void pack_quantised_tile(Format format, const uint8_t* stored, int64_t rows, int
             const uint8_t* block = stored + r * stored_row_bytes(format, k) + s / steps_per_block * unit.bytes;
             pack_step(format, layout, block, static_cast<int>(s % steps_per_block), static_cast<int>(r),
                       const_cast<uint8_t*>(layout.super(tile, s)), const_cast<uint8_t*>(layout.step(tile, s)));
+            if (is_fp4(format))
+                write_fp4_scales(format, block, static_cast<int>(r), scales.at(first_row + r, s * kBlock),
+                                 const_cast<uint8_t*>(layout.step(tile, s)));
         }
+}
+
+void pack_fp8_tile(const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k, const OuterScales& scales, uint8_t* tile) {
+    for (int64_t begin = 0; begin < k; begin += kFp8Step, tile += kFp8StepBytes) {
+        const int64_t count = k - begin < kFp8Step ? k - begin : kFp8Step;
+        for (int64_t r = 0; r < rows; r++) {
+            const uint8_t* row = stored + r * k + begin;
+            uint8_t* codes = tile + sizeof(float) * kTileRows + r;
+            bool has_nan = false;
+            for (int64_t i = 0; i < count; i++) {
+                codes[i * kTileRows] = row[i];
+                has_nan |= is_e4m3_nan(row[i]);
+            }
+            const float scale = kE4m3HalfScale * scales.at(first_row + r, begin);
+            reinterpret_cast<float*>(tile)[r] = has_nan ? kNan : scale;
+        }
+    }
 }
 
 template <typename Element>
@@ -146,11 +198,13 @@ void pack_float_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* ti
             std::memcpy(tile + (i * kTileRows + r) * sizeof(Element), stored + (r * k + i) * sizeof(Element), sizeof(Element));
 }
 
-void pack_tile(Format format, const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
+void pack_tile(Format format, const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k, const OuterScales& scales,
+               uint8_t* tile) {
     switch (format) {
         case Format::F32: return pack_float_tile<uint32_t>(stored, rows, k, tile);
         case Format::F16: case Format::BF16: return pack_float_tile<uint16_t>(stored, rows, k, tile);
-        default: return pack_quantised_tile(format, stored, rows, k, tile);
+        case Format::F8_E4M3: return pack_fp8_tile(stored, first_row, rows, k, scales, tile);
+        default: return pack_quantised_tile(format, stored, first_row, rows, k, scales, tile);
     }
 }
 
@@ -167,7 +221,11 @@ RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r) {
     const uint8_t* step = layout.step(tile, s);
     RowStep row;
     row.minimum = 0.0f;
-    if (is_k_quant(format)) {
+    if (is_fp4(format)) {
+        const float* scales = reinterpret_cast<const float*>(step);
+        row.scale[0] = scales[r];
+        row.scale[1] = scales[format == Format::NVFP4 ? 16 + r : r];
+    } else if (is_k_quant(format)) {
         const uint8_t* super = layout.super(tile, s);
         const float d = load_half(super + 2 * r);
         if (format == Format::Q6_K) {
@@ -179,15 +237,23 @@ RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r) {
         }
     } else {
         row.scale[0] = row.scale[1] = load_half(step + 2 * r);
-        if (layout.header == 64) row.minimum = load_half(step + 32 + 2 * r);
+        if (has_minimum(format)) row.minimum = load_half(step + 32 + 2 * r);
     }
-    for (int i = 0; i < kBlock; i++) row.q[i] = read_weight(layout, step + layout.header, r, i);
+    for (int i = 0; i < kBlock; i++) {
+        const uint8_t q = read_weight(layout, step + layout.header, r, i);
+        row.q[i] = is_fp4(format) ? kFp4Codes[q] : q;
+    }
     return row;
 }
 
 std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
-                                                 ThreadPool& pool) {
+                                                 const OuterScales& scales, ThreadPool& pool) {
     if (k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
+    if (scales.values && format != Format::F8_E4M3 && !is_fp4(format))
+        throw std::invalid_argument("this format has no scales beside it");
+    const int64_t unit = format == Format::F8_E4M3 ? kFp8Step : kBlock;
+    if (scales.values && scales.block_columns < k && scales.block_columns % unit != 0)
+        throw std::invalid_argument("scale blocks must be multiples of the kernels' step");
     auto packed = std::make_shared<PackedMatrix>();
     packed->format = format;
     packed->n = n;
@@ -197,7 +263,7 @@ std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* s
     pool.parallel_for(packed->tiles(), 4, [&](int64_t t) {
         const int64_t row = t * kTileRows;
         const int64_t rows = n - row < kTileRows ? n - row : kTileRows;
-        pack_tile(format, stored + row * stored_row_bytes(format, k), rows, k, packed->buffer->data() + t * bytes);
+        pack_tile(format, stored + row * stored_row_bytes(format, k), row, rows, k, scales, packed->buffer->data() + t * bytes);
     });
     return packed;
 }
@@ -214,7 +280,12 @@ void PackedMatrix::unpack_row(int64_t row, float* out) const {
         }
         return;
     }
-    for (int64_t i = 0; i < k; i++) {
+    for (int64_t i = 0; i < k && format == Format::F8_E4M3; i++) {
+        const uint8_t* step = base + i / kFp8Step * kFp8StepBytes;
+        const uint8_t code = step[sizeof(float) * kTileRows + i % kFp8Step * kTileRows + r];
+        out[i] = half_to_float(e4m3_to_half_bits(code)) * reinterpret_cast<const float*>(step)[r];
+    }
+    for (int64_t i = 0; i < k && format != Format::F8_E4M3; i++) {
         const int64_t at = i * kTileRows + r;
         if (format == Format::F32) out[i] = reinterpret_cast<const float*>(base)[at];
         else if (format == Format::F16) out[i] = half_to_float(reinterpret_cast<const uint16_t*>(base)[at]);

@@ -1,6 +1,7 @@
 // Weight matrices as the kernels read them: tiles of 16 output rows, interleaved along the input dimension.
 //
-// Float formats: for each input, 16 values. Quantised formats go in steps of 32 inputs:
+// Float formats: for each input, 16 values. F8_E4M3 in steps of 128 inputs, each after 16 float scales; a NaN code makes
+// its row's scale NaN, for the kernels read codes as numbers. Quantised formats go in steps of 32 inputs:
 //
 //   step = [ header: scales of the 16 rows | weights: 16 x 32 unsigned integers of 4, 5, 6 or 8 bits ]
 //
@@ -13,7 +14,8 @@
 //
 // Headers: halves d[16] (Q4_0, Q5_0, Q8_0), halves d[16] and m[16] (Q4_1, Q5_1). K-quants keep one super-block header
 // before each 8 steps, halves d[16] and (not Q6_K) dmin[16], and bytes in the steps: scales[16] and minima[16], for
-// Q6_K signed scales[16] of the first and of the second 16 inputs.
+// Q6_K signed scales[16] of the first and of the second 16 inputs. FP4 formats keep floats: 16 scales (MXFP4), or 16 of
+// the first and 16 of the second 16 inputs (NVFP4), each for twice the element's value (see kFp4Codes).
 //
 // Interleaving puts one output row in each SIMD lane: a lane adds up its row in input order, so a row's sum never
 // depends on how many tokens or rows were computed with it. Every instruction set reads this one layout.
@@ -59,6 +61,8 @@ constexpr TileLayout tile_layout(Format f) {
         case Format::Q4_K: return {4, 32, 64};
         case Format::Q5_K: return {5, 32, 64};
         case Format::Q6_K: return {6, 32, 32};
+        case Format::MXFP4: return {4, 64};
+        case Format::NVFP4: return {4, 128};
         default: return {0, 0};
     }
 }
@@ -70,13 +74,38 @@ constexpr int weight_offset(Format f) {
         case Format::Q5_0: return 16;
         case Format::Q6_K: return 32;
         case Format::Q8_0: return 128;
+        case Format::MXFP4: case Format::NVFP4: return 12;
         default: return 0;
     }
 }
 
+// Whether a step has a minimum to add, and scales of its own for its first and second 16 inputs.
+constexpr bool has_minimum(Format f) {
+    return f == Format::Q4_1 || f == Format::Q5_1 || f == Format::Q4_K || f == Format::Q5_K;
+}
+constexpr bool has_two_scales(Format f) { return f == Format::Q6_K || f == Format::NVFP4; }
+
+// Twice the value of each E2M1 code, above weight_offset: whole numbers for the integer kernels.
+constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// F8_E4M3: inputs between two sets of scales.
+constexpr int kFp8Step = 128;
+constexpr size_t kFp8StepBytes = sizeof(float) * kTileRows + static_cast<size_t>(kFp8Step) * kTileRows;
+
 inline size_t tile_bytes(Format f, size_t k) {
+    if (f == Format::F8_E4M3) return (k + kFp8Step - 1) / kFp8Step * kFp8StepBytes;
     return is_quantised(f) ? tile_layout(f).tile_bytes(k) : stored_block(f).bytes * kTileRows * k;
 }
+
+// Factors kept apart from a matrix's bytes, one per block of rows and columns; values null: none.
+struct OuterScales {
+    const float* values = nullptr;
+    int64_t block_rows = 1, block_columns = 1, columns = 1;  // columns: of `values`
+
+    float at(int64_t row, int64_t column) const {
+        return values ? values[row / block_rows * columns + column / block_columns] : 1.0f;
+    }
+};
 
 // One row's part of one step, unpacked: value of input i = scale[i / 16] * (q[i] - offset) + minimum.
 struct RowStep {
@@ -112,8 +141,9 @@ struct PackedMatrix {
     int64_t tiles() const { return (n + kTileRows - 1) / kTileRows; }
     const uint8_t* tile(int64_t t) const { return buffer->data() + t * tile_bytes(format, k); }
 
-    // `stored`: n rows of stored_row_bytes(format, k).
-    static std::shared_ptr<PackedMatrix> pack(Format format, const uint8_t* stored, int64_t n, int64_t k, ThreadPool& pool);
+    // `stored`: n rows of stored_row_bytes(format, k). Scales go with F8_E4M3 (blocks of 128 columns or of all) and FP4.
+    static std::shared_ptr<PackedMatrix> pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
+                                              const OuterScales& scales, ThreadPool& pool);
 
     // One row back as float32, exactly as the format defines it (embedding look-up).
     void unpack_row(int64_t row, float* out) const;

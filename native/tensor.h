@@ -8,7 +8,8 @@
 namespace rooftree {
 
 enum class Format : int {
-    F32 = 0, F16 = 1, BF16 = 2, Q4_0 = 3, Q4_1 = 4, Q8_0 = 5, Q5_0 = 6, Q5_1 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10
+    F32 = 0, F16 = 1, BF16 = 2, Q4_0 = 3, Q4_1 = 4, Q8_0 = 5, Q5_0 = 6, Q5_1 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10,
+    F8_E4M3 = 11, MXFP4 = 12, NVFP4 = 13
 };
 
 // Inputs that share one scale in quantised activations: the kernels' step along a quantised row.
@@ -16,8 +17,10 @@ constexpr int kBlock = 32;
 // Inputs of a K-quant super-block.
 constexpr int kSuperBlock = 256;
 
-constexpr bool is_quantised(Format f) { return f >= Format::Q4_0; }
+// Whether the kernels multiply it with int8 inputs (else with floats).
+constexpr bool is_quantised(Format f) { return f >= Format::Q4_0 && f != Format::F8_E4M3; }
 constexpr bool is_k_quant(Format f) { return f >= Format::Q4_K && f <= Format::Q6_K; }
+constexpr bool is_fp4(Format f) { return f == Format::MXFP4 || f == Format::NVFP4; }
 
 // Inputs and bytes of the unit in which a checkpoint stores a row.
 struct StoredBlock {
@@ -37,6 +40,9 @@ inline StoredBlock stored_block(Format f) {
         case Format::Q4_K: return {kSuperBlock, 144};
         case Format::Q5_K: return {kSuperBlock, 176};
         case Format::Q6_K: return {kSuperBlock, 210};
+        case Format::F8_E4M3: return {1, 1};
+        case Format::MXFP4: return {kBlock, 17};
+        case Format::NVFP4: return {kBlock, 18};  // two blocks of 16
     }
     return {1, 0};
 }

@@ -1,6 +1,9 @@
 #include "thread_pool.h"
 
 #include <chrono>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,10 +39,18 @@ void Barrier::arrive_and_wait() {
 }
 
 ThreadPool::ThreadPool(int threads) : barrier_(threads) {
-    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { worker(i); });
+    if (threads < 1) throw std::invalid_argument("a pool needs a thread");
+    try {
+        for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { worker(i); });
+    } catch (const std::system_error&) {
+        end_workers();
+        throw std::invalid_argument("the system refuses to start " + std::to_string(threads) + " threads");
+    }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end_workers(); }
+
+void ThreadPool::end_workers() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_.store(true);

@@ -50,6 +50,7 @@ class ThreadPool {
 
    private:
     void worker(int index);
+    void end_workers();
 
     std::vector<std::thread> workers_;
     Barrier barrier_;

@@ -11,6 +11,7 @@ import numpy as np
 from rooftree import _native
 from rooftree.checkpoint.base import Tensor
 from rooftree.checkpoint.formats import is_quantized
+from rooftree.errors import ModelError
 from rooftree.kernels.arena import Lifetime, plan_arena
 from rooftree.kernels.ops import Floats
 
@@ -26,8 +27,14 @@ FORMAT_CODES = {
     "Q4_K": 8,
     "Q5_K": 9,
     "Q6_K": 10,
+    "F8_E4M3": 11,
+    "MXFP4": 12,
+    "NVFP4": 13,
 }
 KV_FORMAT_CODES = {"fp16": 0, "fp32": 1, "int8": 2, "fp8": 3}
+
+_FP8_STEP = 128
+"""``kFp8Step`` of native/pack.h."""
 
 _ABSENT = np.zeros(0, np.float32)
 
@@ -69,6 +76,18 @@ class _SlotUse:
     def is_read(self) -> bool:
         """Whether any op but its producer touches it."""
         return self.last_op > self.first_op
+
+
+def _refuse_narrow_scales(tensor: Tensor) -> None:
+    """Raises ModelError where the scale of FP8 weights would change within a step of the kernels."""
+    if tensor.dtype != "F8_E4M3" or tensor.scales is None:
+        return
+    columns, k = tensor.scales.block[1], tensor.shape[1]
+    if columns < k and columns % _FP8_STEP:
+        raise ModelError(
+            f"{tensor.source}: has a scale for every {columns} of {k} columns; the kernels take one for every "
+            f"multiple of {_FP8_STEP} or for the whole row (--quantization q8_0 runs it, rounded)"
+        )
 
 
 class CpuRecorder:
@@ -129,8 +148,10 @@ class CpuRecorder:
 
     def matrix(self, tensor: Tensor) -> CpuMatrix:
         if tensor.name not in self._matrices:
+            _refuse_narrow_scales(tensor)
             n, k = tensor.shape
-            packed = _native.pack(FORMAT_CODES[tensor.dtype], tensor.data, n, k, self._pool)
+            scales = () if tensor.scales is None else (tensor.scales.values, *tensor.scales.block)
+            packed = _native.pack(FORMAT_CODES[tensor.dtype], tensor.data, n, k, self._pool, *scales)
             self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
         return self._matrices[tensor.name]
 
