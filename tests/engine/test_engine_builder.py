@@ -57,7 +57,7 @@ def test_a_context_that_does_not_fit_is_lowered_with_a_notice(tiny_model: Callab
         ({"max_num_waiting": -1}, "--max-num-waiting"),
         ({"threads": 0}, "--threads"),
         ({"isa": "mmx"}, "--isa"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "fp64"}, "kv_cache_dtype"),
         ({"scheduling_policy": "luck"}, "scheduling_policy"),
         ({"executor": "abacus"}, "executor"),
         ({"max_num_seqs": "4"}, "max_num_seqs"),
@@ -73,6 +73,18 @@ def test_options_that_cannot_be_are_refused_naming_the_flag(
 def test_a_model_that_is_not_there_is_named():
     with pytest.raises(ModelError, match=r"no-such\.gguf"):
         LLM("no-such.gguf")
+
+
+def test_weights_that_do_not_fit_are_not_loaded(
+    tiny_model: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rooftree.engine.builder.available_bytes", lambda: 1000)
+    with pytest.raises(ConfigError, match="weights take"):
+        build_engine_core(
+            EngineConfig(),
+            open_checkpoint(tiny_model("llama", "F32")),
+            make_executor=lambda config, checkpoint, length: pytest.fail("loaded"),
+        )
 
 
 @pytest.mark.parametrize("fault", ["allocation", "logits", "defect"])

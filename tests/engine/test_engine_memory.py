@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.host_memory import available_bytes
-from rooftree.engine.memory import GIB, Footprint, plan_memory, wanted_model_len
+from rooftree.engine.memory import GIB, Footprint, check_weights, plan_memory, wanted_model_len
 from rooftree.errors import ConfigError
 
 MIB = 1 << 20
@@ -16,6 +16,13 @@ MIB = 1 << 20
 
 def footprint(block_bytes: int = 1024, activations: int = 0) -> Footprint:
     return Footprint(weight_bytes=5 * MIB, activation_bytes=activations, kv_bytes_per_block=block_bytes)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded():
+    check_weights("model", 3 * GIB, 3 * GIB)
+    check_weights("model", 3 * GIB, None)
+    with pytest.raises(ConfigError, match=r"big\.gguf: .*3\.00 GiB, but 2\.50 GiB"):
+        check_weights("big.gguf", 3 * GIB, 5 * GIB // 2)
 
 
 def test_the_pool_is_a_share_of_what_is_free_after_activations():

@@ -13,7 +13,7 @@ from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.core import EngineCore
 from rooftree.engine.executors.base import Executor
 from rooftree.engine.host_memory import available_bytes
-from rooftree.engine.memory import Footprint, MemoryPlan, plan_memory, wanted_model_len
+from rooftree.engine.memory import Footprint, MemoryPlan, check_weights, plan_memory, wanted_model_len
 from rooftree.engine.messages import EngineReady
 from rooftree.errors import ModelError
 from rooftree.kvcache.manager import KVCacheManager
@@ -80,6 +80,7 @@ def build_engine_core(
             checkpoint = open_checkpoint(config.model)
         if config.quantization is not None:
             checkpoint = _quantized(config, checkpoint, config.quantization)
+    check_weights(checkpoint.path, checkpoint.weight_bytes, available_bytes())
     model_max_len = checkpoint.spec.max_position_embeddings
     with phases.time("weights"):
         executor = make_executor(config, checkpoint, wanted_model_len(config, model_max_len))

@@ -34,6 +34,23 @@ class MemoryPlan:
     notices: list[str]
 
 
+def check_weights(model: str, weight_bytes: int, available: int | None) -> None:
+    """Refuse weights that the system would have to end this process for.
+
+    Args:
+        weight_bytes: as stored; packed for the kernels they take as many, within a few percent.
+        available: bytes free before they are loaded; None if unknown.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    if available is not None and weight_bytes > available:
+        raise ConfigError(
+            f"{model}: the weights take {gib(weight_bytes)}, but {gib(available)} of memory are available; "
+            f"choose a smaller model, or the same one in a smaller format"
+        )
+
+
 def wanted_model_len(config: EngineConfig, model_max_len: int) -> int:
     """The context length to aim for, before memory is looked at.
 
