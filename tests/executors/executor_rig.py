@@ -26,13 +26,13 @@ Executor = CPUExecutor | ReferenceExecutor
 
 
 def memory_checkpoint(spec: ModelSpec, weights: Weights, dtype: DTypes = "F32") -> Checkpoint:
-    """A checkpoint of these weights, each rounded to its format; vectors stay F32 under a quantised one."""
+    """A checkpoint of these weights, each rounded to its format; vectors stay floats."""
     tensors = {}
     for name, values in weights.items():
         kind: DType = (
             dtype if isinstance(dtype, str) else dtype(name) if callable(dtype) else dtype.get(name, "F32")
         )
-        if values.ndim == 1 and kind.startswith("Q"):
+        if values.ndim == 1 and kind not in ("F32", "F16", "BF16"):
             kind = "F32"
         tensors[name] = Tensor(name, values.shape, kind, quantize(kind, values), "memory")
     return Checkpoint("tiny", "memory", "safetensors", spec, tensors, TextAssets())

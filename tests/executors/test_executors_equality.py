@@ -60,6 +60,9 @@ MODELS: list[tuple[Any, DTypes]] = [
     ("qwen2", "Q8_0"),
     ("mistral", "Q4_0"),
     *(("llama", dtype) for dtype in ("Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")),
+    ("qwen2", "F8_E4M3"),
+    ("qwen3", "MXFP4"),
+    ("mistral", "NVFP4"),
 ]
 
 

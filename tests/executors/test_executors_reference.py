@@ -32,7 +32,7 @@ FLOAT_BOUND = 2e-6
 HALF_CACHE_BOUND = 2e-4
 INT8_BOUND = 3e-2
 
-FLOATS: tuple[DType, ...] = ("F32", "F16", "BF16")
+FLOATS: tuple[DType, ...] = tuple(dtype for dtype in FORMAT_CODES if not is_quantized(dtype))
 QUANTISED: tuple[DType, ...] = tuple(dtype for dtype in FORMAT_CODES if is_quantized(dtype))
 MODELS: list[tuple[Family, DType, str]] = [
     *((family, dtype, kv) for family in FAMILIES for dtype in FLOATS for kv in ("fp32", "fp16")),
@@ -46,12 +46,12 @@ def mixed(name: str) -> DType:
     """A format of its own for every kind of matrix, as files with mixed quantisation have."""
     kinds: dict[str, DType] = {
         "q_proj": "Q4_0",
-        "k_proj": "F32",
-        "v_proj": "Q8_0",
+        "k_proj": "NVFP4",
+        "v_proj": "F8_E4M3",
         "o_proj": "BF16",
         "gate_proj": "Q4_1",
         "up_proj": "F16",
-        "down_proj": "Q8_0",
+        "down_proj": "MXFP4",
         "embed_tokens": "Q8_0",
     }
     return next((kind for part, kind in kinds.items() if f"{part}.weight" in name), "F32")
@@ -178,7 +178,7 @@ def test_biases_everywhere(dtype: DType, isa: str):
 def test_mixed_formats_and_a_tied_quantised_embedding(family: Any, kv: str, isa: str):
     checkpoint = tiny_checkpoint(family, mixed, tie_word_embeddings=True)
     kinds = {tensor.dtype for tensor in checkpoint.tensors.values()}
-    assert kinds == {*FLOATS, "Q4_0", "Q4_1", "Q8_0"}
+    assert kinds == {*FLOATS, "Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4"}
     native, reference = both(checkpoint, isa, kv)
     got, expected = (driver.read_each(TOKENS, 9, range(4)) for driver in (native, reference))
     assert spread_error(got, expected) < INT8_BOUND

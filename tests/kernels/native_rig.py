@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rooftree import _native
-from rooftree.checkpoint.base import DType, Tensor
+from rooftree.checkpoint.base import DType, Scales, Tensor
 from rooftree.checkpoint.formats import FORMATS, is_quantized, quantize
 from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
 from rooftree.kernels.cpu import FORMAT_CODES, CpuRecorder, CpuValue
@@ -19,26 +19,63 @@ from rooftree.scheduler.output import ScheduledRequest
 GREEDY = SamplingParams(temperature=0.0)
 ISAS = _native.supported_isas()
 DTYPES: tuple[DType, ...] = tuple(FORMAT_CODES)
+FLOATS = tuple(dtype for dtype in DTYPES if not is_quantized(dtype))
 QUANTISED = tuple(dtype for dtype in DTYPES if is_quantized(dtype))
 WITH_MINIMA = tuple(dtype for dtype in QUANTISED if dtype in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"))
 
 
 def width(dtype: DType, blocks: int, odd: int = 32) -> int:
-    """A row length of whole blocks of a format; of ``odd`` elements each where elements stand alone."""
-    return blocks * (FORMATS[dtype].block if is_quantized(dtype) else odd)
+    """A row length of whole blocks, at least 32 inputs each; of ``odd`` where elements stand alone."""
+    return blocks * (max(FORMATS[dtype].block, 32) if is_quantized(dtype) else odd)
 
 
 def set_scales(dtype: DType, blocks: np.ndarray, scales: np.ndarray) -> None:
-    """Write fp16 scales (n or 1, 2) into stored blocks (n, block bytes): d, and what scales the minimum."""
-    places = [208] if dtype == "Q6_K" else [0, 2] if dtype in WITH_MINIMA else [0]
-    for column, place in enumerate(places):
-        halves = np.ascontiguousarray(np.broadcast_to(scales[:, column : column + 1], (len(blocks), 1)))
-        blocks[:, place : place + 2] = halves.view(np.uint8)
+    """Write scales (n or 1, 2) into stored blocks (n, block bytes): d, and what scales the minimum.
+
+    FP4 formats have no minimum, and of d what their scales can hold: MXFP4 the power of two below it.
+    """
+    scales = np.broadcast_to(scales, (len(blocks), 2))
+    if dtype == "MXFP4":
+        size, exponent = np.frexp(np.abs(scales[:, 0].astype(np.float32)))
+        blocks[:, 0] = np.where(size > 0, exponent + 126, 0)
+    elif dtype == "NVFP4":
+        blocks[:, 0] = quantize("F8_E4M3", scales[:, 0])
+    else:
+        places = [208] if dtype == "Q6_K" else [0, 2] if dtype in WITH_MINIMA else [0]
+        for column, place in enumerate(places):
+            halves = np.ascontiguousarray(scales[:, column : column + 1])
+            blocks[:, place : place + 2] = halves.view(np.uint8)
 
 
 def tensor(name: str, values: np.ndarray, dtype: DType = "F32") -> Tensor:
     """A tensor in memory, rounded to a storage format."""
     return Tensor(name, values.shape, dtype, quantize(dtype, values), "test")
+
+
+# Rows, columns and the block that shares a factor: the matrix, each row, blocks that the edges cut, one that
+# is larger than the matrix, one of few rows. FP8 takes multiples of 128 columns, FP4 of 32.
+BLOCKS_OF_SCALES = [
+    (37, 320, (37, 320)),
+    (37, 320, (1, 320)),
+    (300, 320, (128, 128)),
+    (20, 96, (128, 128)),
+    (40, 576, (7, 256)),
+]
+SCALED: list[tuple[DType, int, int, tuple[int, int]]] = [
+    *((dtype, *shape) for dtype in ("F8_E4M3", "MXFP4", "NVFP4") for shape in BLOCKS_OF_SCALES),
+    ("F8_E4M3", 19, 301, (8, 128)),
+    ("MXFP4", 19, 160, (3, 32)),
+    ("NVFP4", 19, 160, (3, 32)),
+]
+
+
+def scaled(dtype: DType, n: int, k: int, block: tuple[int, int], seed: int = 0) -> Tensor:
+    """A weight with factors of many sizes and both signs beside its elements."""
+    rng = np.random.default_rng(seed)
+    shape = (-(-n // block[0]), -(-k // block[1]))
+    factors = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, shape)
+    data = quantize(dtype, rng.standard_normal((n, k)) * 100)
+    return Tensor("w", (n, k), dtype, data, "test", Scales(factors.astype(np.float32), block))
 
 
 def asked(

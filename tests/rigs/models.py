@@ -244,8 +244,8 @@ def _gguf_rope(rope: RopeSpec) -> dict[str, Any]:
 
 
 def _dtype_of(dtype: DTypes, name: str, values: np.ndarray) -> DType:
-    """Vectors cannot be asked to fill whole blocks: a quantised choice leaves them F32."""
+    """Vectors are floats in every file: any other choice leaves them F32."""
     kind: DType = (
         dtype if isinstance(dtype, str) else dtype(name) if callable(dtype) else dtype.get(name, "F32")
     )
-    return "F32" if values.ndim == 1 and kind.startswith("Q") else kind
+    return "F32" if values.ndim == 1 and kind not in ("F32", "F16", "BF16") else kind

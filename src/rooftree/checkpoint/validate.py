@@ -10,6 +10,9 @@ from rooftree.checkpoint.layout import HEAD, Shape, tensor_shapes
 from rooftree.errors import ModelError
 from rooftree.specs.model import ModelSpec
 
+# Inputs that share a scale where a weight is quantised (``round_to_int8`` of the kernels' reference).
+_INPUT_BLOCK = 32
+
 # Tables that old exports carry although they follow from the configuration.
 _DERIVED = ("rotary_emb.inv_freq", "attn_rot_embd.weight")
 
@@ -58,5 +61,12 @@ def _check(tensor: Tensor, shape: Shape) -> None:
         raise ModelError(
             f"{tensor.source}: has the shape {list(tensor.shape)}; the configuration needs {list(shape)}"
         )
-    if len(shape) == 1 and is_quantized(tensor.dtype):
+    if not is_quantized(tensor.dtype):
+        return
+    if len(shape) == 1:
         raise ModelError(f"{tensor.source}: is {tensor.dtype}; norms and biases must be F32, F16 or BF16")
+    if shape[-1] % _INPUT_BLOCK:
+        raise ModelError(
+            f"{tensor.source}: is {tensor.dtype} with rows of {shape[-1]} columns; quantised weights are "
+            f"multiplied with inputs that are rounded in blocks of {_INPUT_BLOCK}, which rows must fill"
+        )

@@ -85,8 +85,8 @@ def _refuse_narrow_scales(tensor: Tensor) -> None:
     columns, k = tensor.scales.block[1], tensor.shape[1]
     if columns < k and columns % _FP8_STEP:
         raise ModelError(
-            f"{tensor.source}: has a scale for every {columns} of {k} columns; the kernels take one for every "
-            f"multiple of {_FP8_STEP} or for the whole row (--quantization q8_0 runs it, rounded)"
+            f"{tensor.source}: has a scale for every {columns} of {k} columns; the kernels take one for the "
+            f"whole row or for every multiple of {_FP8_STEP} (--quantization q8_0 runs it, rounded)"
         )
 
 
