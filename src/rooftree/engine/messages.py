@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from rooftree.sampling.params import SamplingParams
-
-FinishReason = Literal["stop", "length", "abort", "error"]
+from rooftree.scheduler.request import FinishReason
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):

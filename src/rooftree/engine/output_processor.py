@@ -13,10 +13,11 @@ from weakref import WeakValueDictionary
 
 from rooftree.engine.input_processor import ProcessedRequest
 from rooftree.engine.logprobs import LogprobsReader
-from rooftree.engine.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from rooftree.engine.messages import EngineCoreOutput, EngineCoreOutputs
 from rooftree.engine.outputs import CompletionOutput, RequestOutput
 from rooftree.engine.stats import IterationStats, RequestStats, StatLogger
 from rooftree.errors import RequestError
+from rooftree.scheduler.request import FinishReason
 from rooftree.text.stop_matcher import StopStrings
 from rooftree.text.stream import TextStream
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rooftree.engine.messages import FinishReason
+from rooftree.scheduler.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

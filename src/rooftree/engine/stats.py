@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rooftree.engine.messages import FinishReason, SchedulerStats
+from rooftree.engine.messages import SchedulerStats
+from rooftree.scheduler.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rooftree.engine.messages import FinishReason
 from rooftree.engine.outputs import CompletionOutput, PositionLogprobs
+from rooftree.scheduler.request import FinishReason
 from rooftree.server.generation import Job, Tally, generate
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from rooftree.engine.messages import FinishReason
+from rooftree.scheduler.request import FinishReason
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
