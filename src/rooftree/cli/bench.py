@@ -20,7 +20,6 @@ Prefill is prompt tokens per second of BATCH prompts; decode is generated tokens
 requests generate; step is the median decode step; python is the share of it spent outside the kernels.
 """
 
-
 HEADER = f"{'batch':>5} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>9} {'python':>7}"
 
 
@@ -81,9 +80,7 @@ def engine(
     results = []
     with start_llm(config) as llm:
         if not as_json:
-            click.echo(
-                f"{'batch':>5} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>9} {'python':>7}"
-            )
+            click.echo(HEADER)
         for size in batch:
             result = measure(llm.core, Workload(size, prompt_tokens, output_tokens), repeat)
             results.append(result)

@@ -22,9 +22,6 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request: Request) -> bool:
-        return self._waiting.get(request.rank) is request
-
     def add(self, request: Request) -> None:
         """Let a request wait; its rank must differ from all others'."""
         self._waiting[request.rank] = request

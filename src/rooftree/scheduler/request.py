@@ -85,11 +85,6 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        """A copy of the tokens generated so far."""
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def is_finished(self) -> bool:
         """Whether the request has ended, in whatever way."""
         return self.status >= RequestStatus.FINISHED_STOPPED

@@ -28,8 +28,6 @@ RESULT_DTYPE = np.dtype(
     ]
 )
 
-Ints = npt.NDArray[np.int32]
-
 
 class SamplingRows:
     """Reusable buffers for up to ``capacity`` sampled requests of a step."""
