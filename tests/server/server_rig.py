@@ -23,6 +23,7 @@ from rigs.models import successor_weights, tiny_spec, write_hf_model
 from rigs.tokenizer import tiny_tokenizer
 from rooftree.server.app import build_app
 from rooftree.server.config import ServerConfig
+from rooftree.server.http_protocol import HttpProtocol
 from rooftree.server.listen import listen
 from rooftree.server.metrics import Metrics
 from rooftree.server.state import ServerState
@@ -40,14 +41,22 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(llm: FakeLLM, config: ServerConfig) -> Iterator[RunningServer]:
+def running_server(llm: FakeLLM, config: ServerConfig, *, keep_alive: int = 60) -> Iterator[RunningServer]:
     """Serve ``llm`` until the block ends."""
     state = ServerState(config, "tiny", Metrics("tiny"))
     state.llm = llm  # type: ignore[assignment]
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = uvicorn.Server(
-        uvicorn.Config(build_app(state), ws="none", lifespan="off", log_level="warning", access_log=False)
+        uvicorn.Config(
+            build_app(state),
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=keep_alive,
+        )
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()

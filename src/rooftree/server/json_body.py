@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from rooftree.errors import RequestError
+
+BODY_SECONDS = 60.0
 
 
 class ClientGone(Exception):  # noqa: N818 - an event, not a fault
@@ -21,7 +24,8 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     """The whole body.
 
     Raises:
-        RequestError: 415 unless the content type is JSON in UTF-8, 413 beyond ``limit`` bytes.
+        RequestError: 415 unless the content type is JSON in UTF-8, 413 beyond ``limit`` bytes, 408 when
+            nothing more of it comes.
         ClientGone: the connection closed first.
     """
     _check_content_type(headers.get("content-type"))
@@ -30,7 +34,7 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
         raise _too_large(int(declared), limit)
     body = bytearray()
     while True:
-        message = await receive()
+        message = await _next_message(receive)
         if message["type"] == "http.disconnect":
             raise ClientGone
         body += message.get("body", b"")
@@ -38,6 +42,16 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
             raise _too_large(len(body), limit)
         if not message.get("more_body", False):
             return bytes(body)
+
+
+async def _next_message(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await receive()
+    except TimeoutError:
+        raise RequestError(
+            f"nothing of the body came for {BODY_SECONDS:g} s", status=408, code="request_timeout"
+        ) from None
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rooftree.engine.messages import EngineReady
 from rooftree.server.app import build_app
 from rooftree.server.config import ServerConfig
 from rooftree.server.fetch import fetch
+from rooftree.server.http_protocol import HttpProtocol
 from rooftree.server.listen import address_of
 from rooftree.server.metrics import Metrics
 from rooftree.server.startup_report import print_report
@@ -72,6 +73,7 @@ class Service:
             uvicorn.Config(
                 build_app(self._state),
                 loop="none",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
