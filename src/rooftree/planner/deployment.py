@@ -114,6 +114,11 @@ class Deployment:
             sequence_tokens=state / per_token if per_token else 0.0,
         )
 
+    @property
+    def is_linked(self) -> bool:
+        """The devices of a replica reach each other in a way that is known."""
+        return self.parallel.devices_per_replica == 1 or can_be_linked(self.device)
+
     def sequences(self, tokens: float) -> int:
         """Sequences of that length that one replica holds at once."""
         size = self.sequence_bytes(tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rooftree.planner.deployment import Deployment, can_be_linked
+from rooftree.planner.deployment import Deployment
 from rooftree.planner.figure import Figure
 from rooftree.planner.load import (
     LoadResult,
@@ -154,7 +154,7 @@ def operating_points(deployment: Deployment, workload: Workload, most: int) -> l
 def _refusal(deployment: Deployment, workload: Workload, promise: Promise, longest: int) -> Estimate | None:
     """The estimate of a deployment that cannot run at all; None where it can."""
     budget, name = deployment.budget, deployment.device.name
-    if deployment.parallel.devices_per_replica > 1 and not can_be_linked(deployment.device):
+    if not deployment.is_linked:
         verdict = (
             f"Cannot be planned: the binding limit is the interconnect. No link between devices of {name} is known; "
             "state link or pcie_bytes_per_second in your devices file."

@@ -88,7 +88,7 @@ def _doubled(found: Estimate) -> list[Move]:
 
 def _reached(found: Estimate, deployment: Deployment) -> tuple[float, float, float] | None:
     """TPOT at the plan's batch, tokens per second and device when full, sequences at once per device."""
-    if not deployment.budget.fits:
+    if not deployment.is_linked or not deployment.budget.fits:
         return None
     fit = deployment.sequences(found.workload.tokens_per_sequence)
     if fit < 1:

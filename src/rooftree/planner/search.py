@@ -62,7 +62,8 @@ def best_layout(question: Question, device: DeviceSpec, count: int) -> Estimate:
     Where none can serve, the estimate of the one that comes nearest, whose verdict names the limit.
     """
     candidates = [deployment_for(question, device, parallel) for parallel in layouts(question, device, count)]
-    able = [d for d in candidates if d.budget.fits and d.sequences(question.workload.longest())]
+    longest = question.workload.longest()
+    able = [d for d in candidates if d.is_linked and d.budget.fits and d.sequences(longest)]
     if not able:
         nearest = max(candidates, key=lambda d: d.budget.kv, default=None)
         if nearest is None:
@@ -93,14 +94,14 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
     best: Estimate | None = None
     for tensor in _tensor_sizes(question, device):
         for pipeline in _pipeline_sizes(question, device):
-            if tensor * pipeline >= (_devices(best) if best else MOST_DEVICES):
+            if (tensor * pipeline, pipeline) >= (_size(best) if best else (MOST_DEVICES, 0)):
                 continue
             if tensor * pipeline > 1 and not can_be_linked(device):
                 continue
             found = _fewest_replicas(question, device, tensor, pipeline)
             if found is None:
                 continue
-            if best is None or _devices(found) < _devices(best):
+            if best is None or _size(found) < _size(best):
                 best = found
             break
     return best
@@ -188,5 +189,6 @@ def _worth(found: Estimate) -> tuple[bool, bool, float, float]:
     return found.fits, found.meets, round(rate, 3), -tpot
 
 
-def _devices(found: Estimate) -> int:
-    return found.deployment.parallel.devices
+def _size(found: Estimate) -> tuple[int, int]:
+    """Fewer devices first; among as many, fewer stages, which answer sooner."""
+    return found.deployment.parallel.devices, found.deployment.parallel.pipeline
