@@ -192,6 +192,23 @@ def test_bench_engine(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command", ["run MODEL hi", "chat MODEL", "bench engine MODEL", "serve MODEL --port 0"]
+)
+def test_the_environment_may_choose_the_instruction_set(model: Path, command: str) -> None:
+    arguments = [model if word == "MODEL" else word for word in command.split()]
+    result = rooftree(*arguments, *SMALL, ROOFTREE_ISA="sse9")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "--isa sse9 (or ROOFTREE_ISA): this machine and build run" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_flag_overrides_the_environment(model: Path) -> None:
+    for flags, isa in (((), "portable"), (("--isa", "portable"), "sse9"), ((), "")):
+        result = rooftree("run", model, "--raw", "x\n", *SMALL, *flags, ROOFTREE_ISA=isa)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "One two é.\n", "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (("run", "nothing.gguf", "hi"), 1, "nothing.gguf: there is no such file"),

@@ -90,7 +90,12 @@ OPTIONS = (
         help="Keep what equal beginnings of prompts have in common.",
     ),
     click.option("--threads", type=int, help="Worker threads. [default: the physical cores it may use]"),
-    click.option("--isa", metavar="NAME", help="Kernels to use. [default: the best for this processor]"),
+    click.option(
+        "--isa",
+        metavar="NAME",
+        envvar="ROOFTREE_ISA",
+        help="Kernels to use; also as $ROOFTREE_ISA. [default: the best for this processor]",
+    ),
     click.option(
         "--executor",
         type=click.Choice(["cpu", "reference"]),

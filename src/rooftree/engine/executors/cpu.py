@@ -165,7 +165,7 @@ class CPUExecutor:
 def _choose_isa(isa: str | None) -> str:
     supported = _native.supported_isas()
     if isa is not None and isa not in supported:
-        raise ConfigError(f"--isa {isa}: this machine and build run {', '.join(supported)}")
+        raise ConfigError(f"--isa {isa} (or ROOFTREE_ISA): this machine and build run {', '.join(supported)}")
     return isa or supported[0]
 
 
