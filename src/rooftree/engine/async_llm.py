@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rooftree.engine.client import EngineClient
 from rooftree.engine.collector import OutputCollector
 from rooftree.engine.config import EngineConfig, check_config
-from rooftree.engine.frontend import Frontend, load_frontend
+from rooftree.engine.frontend import INLINE_CHARACTERS, Frontend, load_frontend
 from rooftree.engine.messages import (
     AbortRequests,
     EngineCoreOutputs,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rooftree.text.chat_template import ChatTemplate
     from rooftree.text.tokenizer import Tokenizer
 
-# Shorter texts are tokenized sooner than a thread would have started.
-_INLINE_CHARACTERS = 20_000
 _SHUTDOWN_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 
@@ -278,7 +276,7 @@ class AsyncLLM:
     ) -> OutputCollector:
         arrival = monotonic()
         door, books = self._open_door(1)
-        if isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS:
+        if isinstance(prompt, str) and len(prompt) > INLINE_CHARACTERS:
             tokens = await asyncio.to_thread(door.tokenize, prompt)
         else:
             tokens = door.tokenize(prompt)

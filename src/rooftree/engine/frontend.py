@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rooftree.text.chat_template import ChatTemplate
     from rooftree.text.tokenizer import Tokenizer
 
+# Shorter texts are tokenized within a millisecond or two: less than an event loop's other work would notice.
+INLINE_CHARACTERS = 4_000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frontend:

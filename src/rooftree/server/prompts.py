@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rooftree.engine.frontend import INLINE_CHARACTERS
 from rooftree.errors import RequestError
 from rooftree.server.protocol import ChatMessage, to_template
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from rooftree.engine.async_llm import AsyncLLM
 
 MAX_PROMPTS = 1024
-# Shorter texts are tokenized within a millisecond or two: less than the loop's other work would notice.
-INLINE_CHARACTERS = 4_000
 
 
 def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str | list[int]]:
