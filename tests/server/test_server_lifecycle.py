@@ -97,6 +97,7 @@ def test_while_it_loads_it_says_so_and_can_be_stopped(tmp_path: Path, stuck_mode
         ((), "there is no such file"),
         (("--block-size", "17"), "--block-size must be a multiple of 16"),
         (("--host", "203.0.113.1"), "--host 203.0.113.1 is not an address of this machine"),
+        (("--api-key", ""), "--api-key must be one or more visible ASCII characters"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(
@@ -106,6 +107,16 @@ def test_what_cannot_be_served_is_refused_in_one_line(
         assert server.wait(10) == 1
         assert message in server.log
         assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_variable_without_a_key_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("ROOFTREE_API_KEY", value)
+    with ServeProcess(tmp_path, tmp_path / "nothing.gguf") as server:
+        assert server.wait(10) == 1
+        assert "$ROOFTREE_API_KEY is set, but empty" in server.log
 
 
 def test_sigterm_lets_running_answers_end(tmp_path: Path, model: Path) -> None:

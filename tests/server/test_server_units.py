@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from rooftree.engine.messages import EngineReady, SchedulerStats
 from rooftree.engine.outputs import Logprob, PositionLogprobs
 from rooftree.engine.stats import IterationStats
-from rooftree.errors import RequestError
+from rooftree.errors import ConfigError, RequestError
+from rooftree.server.config import ServerConfig
 from rooftree.server.exposition import Exposition
 from rooftree.server.fields import CHAT_OFF_VALUES, COMPLETION_OFF_VALUES
 from rooftree.server.histogram import SECONDS, SMALL_NUMBERS, TOKENS, Histogram
@@ -185,6 +186,26 @@ def test_a_defect_in_the_work_is_raised_as_it_is() -> None:
 )
 def test_the_name_that_a_model_is_served_under(model: str, name: str) -> None:
     assert model_name(model) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"api_keys": ("good", "")}, "--api-key"),
+        ({"api_keys": (" ",)}, "--api-key"),
+        ({"api_keys": ("k\n",)}, "--api-key"),
+        ({"api_keys": ("kéy",)}, "--api-key"),
+        ({"served_model_names": ("",)}, "--served-model-name"),
+        ({"shutdown_timeout": -1.0}, "--shutdown-timeout"),
+        ({"shutdown_timeout": math.nan}, "--shutdown-timeout"),
+        ({"heartbeat_timeout": 0.0}, "--heartbeat-timeout"),
+        ({"heartbeat_timeout": math.nan}, "--heartbeat-timeout"),
+        ({"max_body_size": 0}, "--max-body-size"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_their_flag(options: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag} must be "):
+        ServerConfig(**options)
 
 
 def test_the_report_is_plain_off_a_terminal() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import click
 
 from rooftree.cli.engine_options import ByteSize, engine_options, take_engine_config
 from rooftree.cli.main import STARTED
+from rooftree.errors import ConfigError
+
+API_KEY_VARIABLE = "ROOFTREE_API_KEY"
 
 HELP = """Serve MODEL (default: smollm2) over the OpenAI API.
 
@@ -30,7 +34,7 @@ Stop with Ctrl-C or SIGTERM: running answers may end first (--shutdown-timeout);
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any free one."
 )
 @click.option(
-    "--api-key", multiple=True, metavar="KEY", envvar="ROOFTREE_API_KEY", help="Ask for it; may be repeated."
+    "--api-key", multiple=True, metavar="KEY", envvar=API_KEY_VARIABLE, help="Ask for it; may be repeated."
 )
 @click.option("--served-model-name", multiple=True, metavar="NAME", help="Name in the API; may be repeated.")
 @engine_options(server=True)
@@ -68,6 +72,8 @@ def command(model: str, log_level: str, api_key: tuple[str, ...], **values: Any)
     from rooftree.server.config import ServerConfig
     from rooftree.server.lifecycle import serve
 
+    if not api_key and API_KEY_VARIABLE in os.environ:
+        raise ConfigError(f"${API_KEY_VARIABLE} is set, but empty; unset it to serve without a key")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     engine = take_engine_config(model, values)
     names = values.pop("served_model_name")
