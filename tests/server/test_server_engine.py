@@ -23,7 +23,7 @@ ALPHA = "alpha END beta €."
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_walker(tmp_path_factory.mktemp("walker") / "walker")
+    return write_walker(tmp_path_factory.mktemp("walker") / "stored")
 
 
 def start(folder: Path, model: Path, *flags: str) -> Iterator[ServeProcess]:
@@ -69,6 +69,12 @@ def ask(
     whole = "".join(deltas)
     assert all("\ufffd" not in delta for delta in deltas) or "\ufffd" in whole
     return whole, choices[-1]["finish_reason"], last["usage"]["completion_tokens"]
+
+
+def test_a_served_name_stands_for_the_model_and_its_own_name_is_told(roomy: ServeProcess) -> None:
+    (card,) = roomy.http.get("/v1/models").json()["data"]
+    assert (card["id"], card["root"]) == ("walker", "stored")
+    assert roomy.http.get("/v1/models/stored").status_code == 404
 
 
 def all_ways(server: ServeProcess, prompt: str, **change: Any) -> tuple[str, str | None, int]:

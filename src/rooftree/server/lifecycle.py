@@ -33,15 +33,19 @@ def serve(engine: EngineConfig, server: ServerConfig, started: float | None = No
     started = time.monotonic() if started is None else started
     check_config(engine)
     listener = listen(server.host, server.port)
-    metrics = Metrics((server.served_model_names or (model_name(engine.model),))[0])
+    name = model_name(engine.model)
+    metrics = Metrics((server.served_model_names or (name,))[0])
     llm = AsyncLLM.start(engine, metrics) if is_local(engine.model) else None
     try:
         from rooftree.server.service import Service
+        from rooftree.server.state import ServerState
     except BaseException:
         if llm is not None:
             asyncio.run(llm.shutdown())
         raise
-    return asyncio.run(Service(engine, server, metrics, llm, started).run(listener))
+    state = ServerState(server, name, metrics)
+    state.llm = llm
+    return asyncio.run(Service(engine, state, started).run(listener))
 
 
 def is_local(model: str) -> bool:

@@ -17,11 +17,9 @@ from rooftree.engine.async_llm import AsyncLLM, EngineState
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineReady
 from rooftree.server.app import build_app
-from rooftree.server.config import ServerConfig
 from rooftree.server.fetch import fetch
 from rooftree.server.http_protocol import HttpProtocol
 from rooftree.server.listen import address_of
-from rooftree.server.metrics import Metrics
 from rooftree.server.startup_report import print_report
 from rooftree.server.state import ServerState
 
@@ -44,18 +42,10 @@ class HttpServer(uvicorn.Server):
 class Service:
     """One run of the server."""
 
-    def __init__(
-        self,
-        engine: EngineConfig,
-        server: ServerConfig,
-        metrics: Metrics,
-        llm: AsyncLLM | None,
-        started: float,
-    ) -> None:
+    def __init__(self, engine: EngineConfig, state: ServerState, started: float) -> None:
         self._engine = engine
+        self._state = state
         self._started = started
-        self._state = ServerState(server, metrics.model_name, metrics)
-        self._state.llm = llm
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 class ServerState:
-    """One served model. ``llm`` is set as soon as its start has begun."""
+    """One served model.
+
+    Attributes:
+        model: its own name, whatever names it is served under.
+        llm: set as soon as its start has begun.
+    """
 
     def __init__(self, config: ServerConfig, model: str, metrics: Metrics) -> None:
         self.config = config
