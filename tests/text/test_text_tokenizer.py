@@ -202,6 +202,15 @@ def test_a_damaged_file_is_refused(source: bytes) -> None:
         load(source)
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [[1], "x", {"x": {"content": "a"}}, {"-1": {"content": "a"}}, {"1": "a"}, {"1": {"content": 1}}],
+)
+def test_a_damaged_config_is_refused(declared: Any) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: added_tokens_decoder"):
+        load(byte_level_document(), tokenizer_config={"added_tokens_decoder": declared})
+
+
 def test_an_unknown_post_processor_and_no_tokenizer_at_all_are_refused() -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load(document(["a"], post_processor={"type": "Nonsense"}))
