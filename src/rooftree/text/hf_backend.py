@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import tokenizers
@@ -20,7 +21,7 @@ def load_hf(assets: TextAssets) -> Backend:
     and that its ``add_bos_token``, where present, overrules the post-processor.
 
     Raises:
-        ModelError: tokenizer.json is damaged, or puts special tokens in a way that is not known.
+        ModelError: one of the files is damaged, or puts special tokens in a way that is not known.
     """
     config = assets.tokenizer_config
     tokenizer = _parse(assets.tokenizer_json or b"")
@@ -68,10 +69,17 @@ def _declare_added_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, 
 
 
 def _declared(config: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    entries = config.get("added_tokens_decoder")
-    if not isinstance(entries, Mapping):
-        return []
-    return sorted((int(token_id), entry) for token_id, entry in entries.items() if "content" in entry)
+    entries = config.get("added_tokens_decoder") or {}
+    if not isinstance(entries, Mapping) or not all(map(_is_declaration, entries.items())):
+        raise ModelError(
+            "tokenizer_config.json: added_tokens_decoder must give each id a token with its content"
+        )
+    return sorted(((int(token_id), entry) for token_id, entry in entries.items()), key=itemgetter(0))
+
+
+def _is_declaration(item: tuple[str, Any]) -> bool:
+    token_id, entry = item
+    return token_id.isdecimal() and isinstance(entry, Mapping) and isinstance(entry.get("content"), str)
 
 
 def _config_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
