@@ -133,7 +133,8 @@ def test_a_fit_finds_the_constants_behind_made_up_measurements() -> None:
 
 def test_derivatives_are_those_of_differences() -> None:
     points, _ = read_points()
-    for kind, engine in (("tpot", "vllm"), ("ttft", "vllm"), ("throughput", "trtllm"), ("prefill", "splitwise")):
+    kinds = {"tpot": "vllm", "ttft": "vllm", "throughput": "trtllm", "prefill": "splitwise"}
+    for kind, engine in kinds.items():
         point = next(p for p in points if p.kind == kind and p.engine == engine)
         observation = build_case(point, measured_device).observation
         value, gradient = observation.predict(START)
@@ -193,7 +194,7 @@ def test_a_bad_csv_is_refused_by_line(text: str, message: str) -> None:
 
 
 def test_rows_of_unknown_models_and_devices_are_reported_not_raised() -> None:
-    rows = [ROW, ROW.replace("X1", "X2").replace("h100_sxm", "warp9"), ROW.replace("Llama-3.1-8B", "nobody-7b")]
+    rows = [ROW, ROW.replace("h100_sxm", "warp9"), ROW.replace("Llama-3.1-8B", "nobody-7b")]
     points, _ = parse_points(f"{HEADER}\n" + "\n".join(rows) + "\n", "own.csv")
     cases, unusable = build_cases(points, measured_device)
     assert len(cases) == 1

@@ -20,7 +20,7 @@ MODEL is a published name (meta-llama/Llama-3.1-70B), a config.json, a model fol
 
 \b
   rooftree plan meta-llama/Llama-3.1-70B --device "H100 SXM" --count 8 --weight-dtype fp8 --concurrency 64
-  rooftree plan Qwen/Qwen3-32B --device H200 --rate 5 --input 2000 --output lognormal:400:0.6 --ttft 1 --tpot 0.04
+  rooftree plan Qwen/Qwen3-32B --device H200 --rate 5 --input 2000 --output lognormal:400:0.6 --tpot 0.04
   rooftree plan ./my-model --html plan.html        all devices ranked; one page to show around
   rooftree plan validate                           the model's errors on measured points
   rooftree plan calibrate --help                   fit it to your own server

@@ -43,8 +43,8 @@ class Estimate:
     Attributes:
         verdict: what holds, or the limit that binds, in a sentence; ``fits`` memory, ``meets`` every promise.
         binding: ``memory``, ``kv_capacity``, ``load``, ``ttft``, ``tpot``, or the limit of the mean step.
-        sequences, sequences_longest: at once per replica, of mean and of 99th-percentile length, as memory and
-            the server's own limit allow.
+        sequences, sequences_longest: at once per replica, of mean and of 99th-percentile length, as memory
+            and the server's own limit allow.
         best_batch: the largest batch per replica whose steady TPOT keeps the promise (or fills memory).
         decode, prefill: steps for the waterfall; ``steady`` at the workload's batch.
     """
@@ -156,8 +156,8 @@ def _refusal(deployment: Deployment, workload: Workload, promise: Promise, longe
     budget, name = deployment.budget, deployment.device.name
     if not deployment.is_linked:
         verdict = (
-            f"Cannot be planned: the binding limit is the interconnect. No link between devices of {name} is known; "
-            "state link or pcie_bytes_per_second in your devices file."
+            f"Cannot be planned: the binding limit is the interconnect. No link between devices of {name} is "
+            "known; state link or pcie_bytes_per_second in your devices file."
         )
         return Estimate(deployment, workload, promise, False, False, "interconnect", verdict)
     if not budget.fits:

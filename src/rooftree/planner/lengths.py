@@ -16,8 +16,8 @@ class Lengths:
     """A distribution of token counts.
 
     Attributes:
-        kind: ``fixed`` (all ``mean``), ``uniform`` (``low`` to ``high``), or ``lognormal`` (of that mean, ``sigma``
-            the standard deviation of the logarithm), cut at ``high`` where it is not 0.
+        kind: ``fixed`` (all ``mean``), ``uniform`` (``low`` to ``high``), or ``lognormal`` (of that mean,
+            ``sigma`` the standard deviation of the logarithm), cut at ``high`` where it is not 0.
     """
 
     kind: Literal["fixed", "uniform", "lognormal"]

@@ -54,8 +54,8 @@ def published_model(name: str) -> NamedModel:
         names = sorted({_by_name()[key]["name"] for key in near})
         hint = f"; near it are {', '.join(names)}" if names else ""
         raise ModelError(
-            f"{name}: no such file, and no published model of that name is known{hint}. Give a config.json, a "
-            "model folder or a .gguf file"
+            f"{name}: no such file, and no published model of that name is known{hint}. Give a config.json, "
+            "a model folder or a .gguf file"
         )
     return _parse(entry["name"])
 

@@ -4,7 +4,8 @@ STYLE = """
 :root{--bg:#f6f7f9;--panel:#fff;--ink:#14202e;--soft:#5b6b7d;--line:#e3e8ee;--accent:#0b6e99;--good:#137a4b;
 --bad:#b3261e;--bandwidth:#0b84a5;--arithmetic:#8e4fb0;--interconnect:#d98c1f;--overhead:#c2504b;
 --weights:#2f5d9b;--activations:#d9a521;--runtime:#9aa5b1;--kv:#2e9e6b;--free:#dfe4ea}
-@media (prefers-color-scheme:dark){:root{--bg:#0f151c;--panel:#18212b;--ink:#e6edf4;--soft:#93a3b5;--line:#2a3642;
+@media
+(prefers-color-scheme:dark){:root{--bg:#0f151c;--panel:#18212b;--ink:#e6edf4;--soft:#93a3b5;--line:#2a3642;
 --accent:#4fb3d9;--good:#4cc38a;--bad:#ff7b72;--free:#2a3642;--weights:#5a8fd6;--bandwidth:#35b0d3;
 --arithmetic:#b983dd}}
 *{box-sizing:border-box}

@@ -314,16 +314,17 @@ def _ranking(plan: Plan) -> str:
     return _panel(
         "Devices for this workload",
         f"<table class='ranking'><tr>{head}</tr>{''.join(rows)}</table>",
-        "The smallest plan on each that keeps the promise; cheapest first where all prices are known, else by "
-        "number of devices and power.",
+        "The smallest plan on each that keeps the promise; cheapest first where all prices are known, else "
+        "by number of devices and power.",
     )
 
 
 def _method(plan: Plan) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in plan.question.model.architecture.notes)
     return (
-        "<footer><p>Every predicted figure stands with its band: the errors of the step model on measured points "
-        "that it was not fitted to (rooftree plan validate). TTFT comes from a simulated load, stated above. "
+        "<footer><p>Every predicted figure stands with its band: the errors of the step model on measured "
+        "points that it was not fitted to (rooftree plan validate). TTFT comes from a simulated "
+        "load, stated above. "
         f"Seed {plan.question.workload.seed}.</p>{f'<ul>{notes}</ul>' if notes else ''}</footer>"
     )
 

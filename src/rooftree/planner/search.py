@@ -77,6 +77,7 @@ def best_layout(question: Question, device: DeviceSpec, count: int) -> Estimate:
             verdict = f"No plan: the layout asks for {wanted} devices and {count} are at hand."
             return replace(refused, fits=False, meets=False, binding="devices", verdict=verdict)
         return estimate(nearest, question.workload, question.promise, question.price)
+    able = [d for d in able if not _needless_stages(d, able)]
     able.sort(key=lambda d: _promise(question, d), reverse=True)
     judged = [
         estimate(deployment, question.workload, question.promise, question.price)
@@ -122,6 +123,14 @@ def largest_concurrency(deployment: Deployment, workload: Workload, question: Qu
         else:
             high = middle - 1
     return low * deployment.parallel.replicas
+
+
+def _needless_stages(deployment: Deployment, able: list[Deployment]) -> bool:
+    """Fewer stages fit as well: what is split over more only waits more."""
+    mine = deployment.parallel
+    return any(
+        other.parallel.tensor == mine.tensor and other.parallel.pipeline < mine.pipeline for other in able
+    )
 
 
 def _tensor_sizes(question: Question, device: DeviceSpec) -> list[int]:

@@ -1,8 +1,8 @@
 """A server under load in virtual time: which tokens each step computes, and when each request is answered.
 
 The rules are the engine's: running requests decode first, one token each per step; prompts take what the
-token budget leaves, in order of arrival, in chunks; a request enters when its whole sequence fits the KV cache
-and a place is free. Runs of steps that differ only in the growing contexts are taken in one jump.
+token budget leaves, in order of arrival, in chunks; a request enters when its whole sequence fits the KV
+cache and a place is free. Runs of steps that differ only in the growing contexts are taken in one jump.
 """
 
 from __future__ import annotations

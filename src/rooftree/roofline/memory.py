@@ -77,7 +77,8 @@ def memory_budget(
 ) -> MemoryBudget:
     """The budget of one device.
 
-    ``scheme`` None: weights as published. ``weights``: their bytes, where ``stage_weight_bytes`` was asked before.
+    ``scheme`` None: weights as published. ``weights``: their bytes, where ``stage_weight_bytes`` was asked
+    before.
     """
     total = device.total_memory_bytes
     linked = parallel.devices_per_replica > 1

@@ -69,8 +69,8 @@ def step_time(work: StepWork, device: DeviceSpec, efficiency: Efficiency = PEAK)
 
     Kernels of one kind follow those of another, and each kind takes the longer of its bytes over bandwidth
     and its FLOP over the arithmetic rate; all-reduces and fixed costs are added. So the sum is never below
-    the roofline max(FLOP / peak, bytes / bandwidth) of the whole step. Where the host takes longer to launch the
-    layers, the device waits for it.
+    the roofline max(FLOP / peak, bytes / bandwidth) of the whole step. Where the host takes longer to launch
+    the layers, the device waits for it.
 
     Raises:
         ConfigError: several devices, and no link between them is known.

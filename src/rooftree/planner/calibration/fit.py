@@ -22,7 +22,7 @@ class Observation(Protocol):
 
 
 class Fit(NamedTuple):
-    """The fitted vector, and the cost it leaves: half the sum of squares in units of sigma, prior included."""
+    """The fitted vector, and the cost it leaves: half the sum of squares in sigmas, prior included."""
 
     vector: Vector
     cost: float

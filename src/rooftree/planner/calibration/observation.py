@@ -1,7 +1,7 @@
 """A measured point as a sum of step times: what the fit needs of it, with everything fixed but the constants.
 
-Which tokens each step of a closed loop computes does not depend on how long steps take, so the load is simulated
-once per point; a mean TPOT, a mean TTFT or a rate is then a weighted sum of the steps' seconds.
+Which tokens each step of a closed loop computes does not depend on how long steps take, so the load is
+simulated once per point; a mean TPOT, a mean TTFT or a rate is then a weighted sum of the steps' seconds.
 """
 
 from __future__ import annotations

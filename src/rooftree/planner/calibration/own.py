@@ -59,8 +59,8 @@ def calibrate_points(path: Path, devices_file: Path | None = None) -> list[dict[
     if not entries:
         reasons = "; ".join(f"{item.id}: {item.reason}" for item in result.unusable[:3])
         raise ConfigError(
-            f"{path}: no stack (device, engine, weight dtype) has six measured loads; about 20 are wanted, for "
-            f"example 4 concurrencies of 5 shapes. {reasons}"
+            f"{path}: no stack (device, engine, weight dtype) has six measured loads; about 20 are wanted, "
+            f"for example 4 concurrencies of 5 shapes. {reasons}"
         )
     return entries
 

@@ -36,8 +36,8 @@ Protocol = Literal["sweep", "closed", "batch", "max-load"]
 """How a point was measured.
 
 ``sweep``: C clients start at once, 10 C requests, lengths uniform between 80 and 100 % (InferenceX);
-``closed``: C clients, the rest not published; ``batch``: one batch of equal requests; ``max-load``: more requests
-than the server can hold.
+``closed``: C clients, the rest not published; ``batch``: one batch of equal requests; ``max-load``: more
+requests than the server can hold.
 """
 
 # Metric -> kind of figure that the model predicts, and its seconds for a value in the column's unit.

@@ -1,8 +1,8 @@
 """How far predictions are from measurements: every point predicted by constants that never saw it.
 
-Two questions, two splits. *Calibrated*: a stack's points are dealt into folds; each fold is predicted by constants
-fitted to at most 20 points of the other folds. *Unseen*: a stack is predicted by constants fitted to all other
-stacks. TTFT is judged only where the load protocol is published.
+Two questions, two splits. *Calibrated*: a stack's points are dealt into folds; each fold is predicted by
+constants fitted to at most 20 points of the other folds. *Unseen*: a stack is predicted by constants fitted
+to all other stacks. TTFT is judged only where the load protocol is published.
 """
 
 from __future__ import annotations
