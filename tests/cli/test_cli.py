@@ -218,6 +218,8 @@ def test_the_flag_overrides_the_environment(model: Path) -> None:
         (("serve", "--kv-cache-memory", "2 parsecs"), 2, "is not a size such as 2GiB"),
         (("serve", "--port", "99999"), 2, "99999"),
         (("bench", "engine", "--batch", "1,x"), 2, "is not a list of batch sizes"),
+        (("bench", "engine", "--max-num-seqs", "4"), 2, "No such option '--max-num-seqs'"),
+        (("bench", "engine", "--enable-prefix-caching"), 2, "No such option '--enable-prefix-caching'"),
         (("run", "smollm2", "--max-tokens", "many"), 2, "many"),
         (("dance",), 2, "No such command 'dance'"),
     ],

@@ -59,7 +59,7 @@ def command() -> None:
     "--repeat", type=click.IntRange(1), default=3, show_default=True, help="Runs; medians are shown."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@engine_options()
+@engine_options(sharing=False)
 def engine(
     model: str,
     batch: tuple[int, ...],

@@ -43,13 +43,6 @@ OPTIONS = (
         help="Longest prompt and answer together. [default: the model's own, or what fits]",
     ),
     click.option(
-        "--max-num-seqs",
-        type=int,
-        default=DEFAULTS.max_num_seqs,
-        show_default=True,
-        help="Requests running at once.",
-    ),
-    click.option(
         "--max-num-batched-tokens",
         type=int,
         default=DEFAULTS.max_num_batched_tokens,
@@ -83,12 +76,6 @@ OPTIONS = (
         show_default=True,
         help="Share of the free memory that the KV cache may take.",
     ),
-    click.option(
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-        default=DEFAULTS.enable_prefix_caching,
-        show_default=True,
-        help="Keep what equal beginnings of prompts have in common.",
-    ),
     click.option("--threads", type=int, help="Worker threads. [default: the physical cores it may use]"),
     click.option(
         "--isa",
@@ -102,6 +89,21 @@ OPTIONS = (
         default=DEFAULTS.executor,
         show_default=True,
         help="'reference' is slow numpy, to compare with.",
+    ),
+)
+SHARING_OPTIONS = (
+    click.option(
+        "--max-num-seqs",
+        type=int,
+        default=DEFAULTS.max_num_seqs,
+        show_default=True,
+        help="Requests running at once.",
+    ),
+    click.option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=DEFAULTS.enable_prefix_caching,
+        show_default=True,
+        help="Keep what equal beginnings of prompts have in common.",
     ),
 )
 SERVER_OPTIONS = (
@@ -129,11 +131,19 @@ SERVER_OPTIONS = (
 )
 
 
-def engine_options(*, server: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the flags to a command; the values arrive as keyword arguments named as the fields."""
+def engine_options(
+    *, sharing: bool = True, server: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the flags to a command; the values arrive as keyword arguments named as the fields.
+
+    Args:
+        sharing: with those about requests side by side, which a benchmark decides itself.
+        server: with those about requests that wait.
+    """
+    options = (*OPTIONS, *(SHARING_OPTIONS if sharing else ()), *(SERVER_OPTIONS if server else ()))
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed((*OPTIONS, *(SERVER_OPTIONS if server else ()))):
+        for option in reversed(options):
             function = option(function)
         return function
 
