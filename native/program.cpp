@@ -30,6 +30,7 @@ struct Program::Step {
     const SamplingInputs* sampling_inputs = nullptr;
     SampleResult* results = nullptr;
     std::vector<int32_t> request_of_token, position, sampled_token, sampled_request;
+    std::vector<int64_t> pieces;  // of work, by operation
     std::vector<AttentionItem> attention_items;
     std::vector<std::pair<int, int>> split_requests;  // request, index of its first partial
     std::vector<float> partials;
@@ -428,7 +429,7 @@ void Program::finish(size_t arena_bytes) {
         if (value.offset + rows * value.row_bytes > arena_bytes) throw std::invalid_argument("a value does not fit the arena");
     }
     arena_ = std::make_unique<Buffer>(arena_bytes);
-    next_ = std::make_unique<std::atomic<int64_t>[]>(ops_.size());
+    progress_ = std::make_unique<Progress[]>(ops_.size());
     for (auto& thread : threads_) {
         thread->products.resize(std::max<size_t>(thread->products.size(), 4 * kTokenBlock * kTileRows));
         thread->attention.resize(attention_scratch_floats(head_dim_));
@@ -503,17 +504,35 @@ void Program::run(StepRequest* requests, int num_requests, const StepTables& tab
     step_->sampling = sampling;
     step_->sampling_inputs = &sampling_inputs;
     step_->results = results;
-    for (size_t i = 0; i < ops_.size(); i++) next_[i].store(0, std::memory_order_relaxed);
+    step_->pieces.clear();
+    for (size_t i = 0; i < ops_.size(); i++) {
+        step_->pieces.push_back(ops_[i]->pieces(*this));
+        progress_[i].claimed.store(0, std::memory_order_relaxed);
+        progress_[i].done.store(0, std::memory_order_relaxed);
+    }
+    go_on_from(0, *threads_[0]);
     pool_->run([this](int index) {
-        Thread& thread = *threads_[index];
-        for (size_t i = 0; i < ops_.size(); i++) {
-            const int64_t pieces = ops_[i]->pieces(*this);
-            if (pieces == 0) continue;
-            for (int64_t piece; (piece = next_[i].fetch_add(1, std::memory_order_relaxed)) < pieces;)
-                ops_[i]->work(*this, piece, thread);
-            pool_->barrier().arrive_and_wait();
+        size_t i;
+        while ((i = current_.load(std::memory_order_acquire)) < ops_.size()) {
+            work_on(i, *threads_[index]);
+            Spinner spinner;
+            while (current_.load(std::memory_order_acquire) == i) spinner.wait();
         }
     });
+}
+
+void Program::work_on(size_t i, Thread& thread) {
+    const int64_t pieces = step_->pieces[i];
+    for (int64_t piece; (piece = progress_[i].claimed.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+        ops_[i]->work(*this, piece, thread);
+        if (progress_[i].done.fetch_add(1, std::memory_order_acq_rel) == pieces - 1) go_on_from(i + 1, thread);
+    }
+}
+
+void Program::go_on_from(size_t i, Thread& thread) {
+    for (; i < ops_.size() && step_->pieces[i] <= 1; i++)
+        if (step_->pieces[i] == 1) ops_[i]->work(*this, 0, thread);
+    current_.store(i, std::memory_order_release);
 }
 
 }  // namespace rooftree

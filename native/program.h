@@ -94,6 +94,13 @@ class Program {
     void check_value(int value, size_t row_bytes) const;
     void prepare(StepRequest* requests, int num_requests, const StepTables& tables);
     void prepare_attention();
+
+    // How the team walks through the operations. An operation is over when its pieces are done, not when every thread
+    // has come by: one that the system keeps from running holds nobody up unless it holds a piece. Whoever does the
+    // last piece goes on alone through operations of one piece (or none), then calls the team to the next.
+    void work_on(size_t op, Thread& thread);
+    void go_on_from(size_t op, Thread& thread);
+
     template <typename T>
     void add(T op);
 
@@ -102,7 +109,11 @@ class Program {
     const int max_tokens_, max_samples_;
     std::vector<Value> values_;
     std::vector<std::unique_ptr<Op>> ops_;
-    std::unique_ptr<std::atomic<int64_t>[]> next_;  // per op: the next piece of work to hand out
+    struct alignas(64) Progress {
+        std::atomic<int64_t> claimed{0}, done{0};
+    };
+    std::unique_ptr<Progress[]> progress_;  // of each operation in the current step
+    std::atomic<size_t> current_{0};        // the operation that the team is at
     std::unique_ptr<Buffer> arena_;
     std::shared_ptr<KvCache> cache_;
     int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, logits_ = -1;

@@ -26,19 +26,7 @@ void Spinner::wait() {
     }
 }
 
-void Barrier::arrive_and_wait() {
-    if (count_ == 1) return;
-    const uint32_t generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
-        arrived_.store(0, std::memory_order_relaxed);
-        generation_.store(generation + 1, std::memory_order_release);
-        return;
-    }
-    Spinner spinner;
-    while (generation_.load(std::memory_order_acquire) == generation) spinner.wait();
-}
-
-ThreadPool::ThreadPool(int threads) : barrier_(threads) {
+ThreadPool::ThreadPool(int threads) {
     if (threads < 1) throw std::invalid_argument("a pool needs a thread");
     try {
         for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { worker(i); });

@@ -1,4 +1,4 @@
-// A fixed team of threads that runs one function at a time, and a barrier for the team.
+// A fixed team of threads that runs one function at a time.
 #pragma once
 
 #include <atomic>
@@ -19,17 +19,6 @@ class Spinner {
     int turns_ = 0;
 };
 
-class Barrier {
-   public:
-    explicit Barrier(int count) : count_(count) {}
-    void arrive_and_wait();
-
-   private:
-    const int count_;
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> generation_{0};
-};
-
 // The caller is thread 0; `threads - 1` workers wait, first spinning for a moment (the next step of a busy engine
 // comes soon), then asleep, so that an idle engine costs nothing.
 class ThreadPool {
@@ -40,7 +29,6 @@ class ThreadPool {
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
-    Barrier& barrier() { return barrier_; }
 
     // Runs work(thread index) on every thread; returns when all are done.
     void run(const std::function<void(int)>& work);
@@ -53,7 +41,6 @@ class ThreadPool {
     void end_workers();
 
     std::vector<std::thread> workers_;
-    Barrier barrier_;
     const std::function<void(int)>* work_ = nullptr;
     std::atomic<uint64_t> epoch_{0};
     std::atomic<int> running_{0};
