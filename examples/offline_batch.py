@@ -13,9 +13,8 @@ import json
 import sys
 import time
 
-from rooftree.engine.llm import LLM
+from rooftree import LLM, SamplingParams
 from rooftree.errors import RooftreeError
-from rooftree.sampling.params import SamplingParams
 
 
 def main() -> None:
