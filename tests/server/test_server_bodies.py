@@ -159,6 +159,17 @@ def test_a_long_body_is_read_like_a_short_one(server: RunningServer) -> None:
     check_alive(server)
 
 
+def test_many_tokens_have_the_text_that_few_have(server: RunningServer) -> None:
+    few, many = (
+        server.http.post("/detokenize", json={"tokens": [104, 105] * count}).json()["prompt"]
+        for count in (10, 10_000)
+    )
+    assert many == few * 1000
+    wrong = server.http.post("/detokenize", json={"tokens": [104] * 10_000 + [300]})
+    assert check_refusal(wrong)["param"] == "tokens"
+    check_alive(server)
+
+
 def test_a_client_that_leaves_while_sending_its_body_is_forgotten(server: RunningServer) -> None:
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from starlette.requests import Request
 
+from rooftree.engine.frontend import INLINE_CHARACTERS
 from rooftree.errors import RequestError
 from rooftree.server.answers import JsonAnswer
 from rooftree.server.prompts import chat_prompt, encode_text
@@ -44,4 +48,6 @@ async def detokenize(request: Request) -> JsonAnswer:
     llm = state.ready_llm()
     state.model_name(body.model)
     llm.tokenizer.check_ids(body.tokens, param="tokens")
-    return JsonAnswer(DetokenizeResponse(llm.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    decode = partial(llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    text = decode() if len(body.tokens) <= INLINE_CHARACTERS else await asyncio.to_thread(decode)
+    return JsonAnswer(DetokenizeResponse(text))
