@@ -91,6 +91,12 @@ def parse_constants(
     return entries
 
 
+def _dtype(name: str) -> str:
+    """Spellings of measured points and ours, as one: fp8 per tensor, channel or block runs alike."""
+    bare = name.replace("_", "-")
+    return "fp8" if bare.startswith("fp8") else {"int4-wo": "awq", "fp16": "bf16"}.get(bare, bare)
+
+
 def choose_constants(
     known: tuple[StackConstants, ...], device: DeviceSpec, engine: str | None, weight_dtype: str
 ) -> StackConstants:
@@ -101,7 +107,7 @@ def choose_constants(
     if engine is not None:
         for entry in known:
             parts = entry.stack.split(" / ")
-            same = len(parts) == 3 and parts[0] == device.name and parts[2] == weight_dtype
+            same = len(parts) == 3 and parts[0] == device.name and _dtype(parts[2]) == _dtype(weight_dtype)
             if same and (parts[1] == engine or parts[1].split()[0] == engine):
                 return entry
     return known[0]

@@ -18,7 +18,7 @@ from rooftree.specs.architecture import Architecture
 
 # Words that a name may have beside the model's own: tuning, and the format that is asked for apart from it.
 _ADDED = re.compile(
-    r"(?:instruct|chat|thinking|base|hf|it|fp8|fp4|nvfp4|mxfp4|bf16|fp16|int4|int8|awq|gptq)$"
+    r"(?:instruct|chat|base|hf|it|fp8|fp4|nvfp4|mxfp4|bf16|fp16|int4|int8|awq|gptq|dynamic|v0\.\d)"
 )
 
 
@@ -97,10 +97,6 @@ def _parse(name: str) -> NamedModel:
 
 def _key(name: str) -> str:
     """Owner, case, punctuation and added words aside."""
-    last = name.rsplit("/", 1)[-1].lower().strip()
-    while True:
-        bare = re.sub(r"[^a-z0-9]+$", "", last)
-        shorter = _ADDED.sub("", bare)
-        if shorter in ("", bare):
-            return re.sub(r"[^a-z0-9]", "", bare)
-        last = shorter
+    words = re.split(r"[-_ ]+", name.rsplit("/", 1)[-1].lower().strip())
+    kept = [word for word in words if not _ADDED.fullmatch(word)]
+    return re.sub(r"[^a-z0-9]", "", "".join(kept or words))

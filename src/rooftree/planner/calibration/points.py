@@ -144,6 +144,8 @@ def _why_unusable(cells: Mapping[str, str]) -> str | None:
             return f"{name} is not stated"
         if not cells[name].isdigit() and cells[name] != "max-load":
             return f"{name} is {cells[name]!r}, not a number of tokens or requests"
+    if re.search(r"disagg", f"{cells['source']} {cells['notes']}", re.IGNORECASE):
+        return "prefill and decode on different devices: not one server's steps"
     return None
 
 
