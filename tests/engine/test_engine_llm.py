@@ -168,6 +168,28 @@ def test_the_edge_of_the_context_window(room: int):
     assert_at_rest(llm)
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch):
+    llm = make_llm(max_model_len=64)
+    bound = llm.tokenizer.length_bound
+    assert bound is not None
+    largest = "a" * 63 * bound.longest  # may be 63 tokens, for all that is known
+    with pytest.raises(RequestError, match="The prompt has"):
+        llm.generate([largest])
+    encode = llm.tokenizer.encode
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda *a, **k: pytest.fail("it was tokenized"))
+    with pytest.raises(RequestError) as caught:
+        llm.generate([[1], largest + "a"])
+    assert caught.value.message == (
+        f"prompt has {len(largest) + 1} characters, which are 64 tokens at least (no token of this model "
+        f"stands for more than {bound.longest}), but the context window is 64 tokens, prompt and answer "
+        f"together: shorten it."
+    )
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    monkeypatch.setattr(llm.tokenizer, "encode", encode)
+    assert llm.generate(["hi"], greedy(2))[0].finished
+    assert_at_rest(llm)
+
+
 def test_one_refusal_refuses_the_whole_call_before_anything_runs():
     llm = make_llm()
     with pytest.raises(RequestError, match=f"{VOCAB_SIZE - 1}"):

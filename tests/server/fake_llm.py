@@ -12,15 +12,23 @@ from rooftree.errors import EngineDeadError, RequestError
 from rooftree.sampling.params import SamplingParams
 from rooftree.sampling.validate import resolve_max_tokens, validate_prompt, validate_sampling_params
 from rooftree.text.chat_template import ChatTemplate
+from rooftree.text.length_bound import LengthBound
 
 VOCAB_SIZE = 300
 LONG = "The quick brown fox jumps over the lazy dog. "
 
 
 class FakeTokenizer:
-    """A token is a byte; 256 stands before every text that asks for special tokens."""
+    """A token is a byte; 256 stands before every text that asks for special tokens.
+
+    ``encoded`` counts the texts that were tokenized.
+    """
+
+    length_bound = LengthBound(1)
+    encoded = 0
 
     def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+        self.encoded += 1
         return [256] * add_special_tokens + list(text.encode())
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

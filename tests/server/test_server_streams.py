@@ -97,6 +97,22 @@ def test_one_bad_prompt_of_several_refuses_them_all(server: RunningServer) -> No
     assert not server.llm.running
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningServer) -> None:
+    text, before = "a" * 100_000, server.llm.tokenizer.encoded
+    messages = [{"role": "user", "content": text}]
+    for route, body in [
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/chat/completions", {"messages": messages, "stream": True}),
+        ("/tokenize", {"messages": messages}),
+        ("/tokenize", {"prompt": text}),
+    ]:
+        response = server.http.post(route, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert f"context window is {server.llm.max_model_len} tokens" in error["message"]
+    assert server.llm.tokenizer.encoded == before
+
+
 def test_messages_reach_the_template_whole(server: RunningServer) -> None:
     messages = [
         {"role": "system", "content": "S1"},

@@ -71,10 +71,12 @@ class InputProcessor:
         """Token ids of a prompt; text gets the special tokens that the tokenizer adds by itself.
 
         Raises:
-            RequestError: no tokens, ids that are not the model's, or text that is not Unicode.
+            RequestError: no tokens, ids that are not the model's, or text that is not Unicode or that
+                cannot fit the context window.
         """
         if isinstance(prompt, str):
             _check_text(prompt, "prompt")
+            check_text_length(self._tokenizer, prompt, self.max_model_len, "prompt")
             tokens = self._tokenizer.encode(prompt, add_special_tokens=True)
         else:
             tokens = list(prompt)
@@ -133,6 +135,30 @@ class InputProcessor:
             )
         if not -_INT64 <= priority < _INT64:
             raise RequestError(f"priority is {priority}; possible: a 64-bit number", param="priority")
+
+
+def check_text_length(tokenizer: Tokenizer, text: str, max_model_len: int, param: str) -> None:
+    """Refuse a text that has more tokens than the context window however it is tokenized.
+
+    Tokenizing costs seconds and gigabytes for the longest texts that a server takes in, so it must not come
+    first.
+
+    Raises:
+        RequestError: 400 with the text's characters, the fewest tokens they can be, and the window.
+    """
+    # There is nothing to work out for most texts: a token stands for one character or more.
+    if len(text) < max_model_len or (bound := tokenizer.length_bound) is None:
+        return
+    fewest = bound.fewest_tokens(text)
+    if fewest < max_model_len:
+        return
+    raise RequestError(
+        f"{param} has {len(text)} characters, which are {fewest} tokens at least (no token of this model "
+        f"stands for more than {bound.longest}), but the context window is {max_model_len} tokens, prompt "
+        f"and answer together: shorten it.",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def choice_seed(seed: int, index: int) -> int:

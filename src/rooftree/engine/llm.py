@@ -11,7 +11,7 @@ from rooftree.engine.builder import Progress, build_engine_core
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.core import EngineCore
 from rooftree.engine.frontend import Frontend, frontend_of
-from rooftree.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
+from rooftree.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, check_text_length
 from rooftree.engine.merging import merge, sort_choices
 from rooftree.engine.messages import EngineReady
 from rooftree.engine.output_processor import OutputProcessor
@@ -159,7 +159,8 @@ class LLM:
         """Token ids of a conversation; the template alone decides on special tokens.
 
         Raises:
-            RequestError: no chat template, or one that refuses the messages.
+            RequestError: no chat template, or one that refuses the messages; or a text that cannot fit the
+                context window.
         """
         if self.chat_template is None:
             raise RequestError(
@@ -168,6 +169,7 @@ class LLM:
                 code="no_chat_template",
             )
         text = self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        check_text_length(self.tokenizer, text, self.max_model_len, "messages")
         return self.tokenizer.encode(text, add_special_tokens=False, param="messages")
 
     def stream(

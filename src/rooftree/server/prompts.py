@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rooftree.engine.frontend import INLINE_CHARACTERS
+from rooftree.engine.input_processor import check_text_length
 from rooftree.errors import RequestError
 from rooftree.server.protocol import ChatMessage, to_template
 
@@ -68,6 +69,11 @@ async def chat_prompt(
 
 
 async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    """Token ids of a text; a long one is tokenized beside the event loop."""
+    """Token ids of a text; a long one is tokenized beside the event loop.
+
+    Raises:
+        RequestError: a text that has no tokens of the model, or that cannot fit the context window.
+    """
+    check_text_length(llm.tokenizer, text, llm.max_model_len, param)
     encode = partial(llm.tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param)
     return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)

@@ -27,7 +27,7 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PieceRules:
 
 def _from_byte_alphabet(text: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[character] for character in text])
+        return bytes([BYTE_OF[character] for character in text])
     except KeyError:
         return text.encode()
 

@@ -11,6 +11,7 @@ from rooftree.text.backend import Backend
 from rooftree.text.detokenizer import IncrementalDetokenizer
 from rooftree.text.gguf_vocab import rebuild_gguf
 from rooftree.text.hf_backend import load_hf
+from rooftree.text.length_bound import LengthBound, length_bound
 from rooftree.text.pieces import rules_of_decoder
 
 
@@ -95,6 +96,11 @@ class Tokenizer:
                 param=param,
             )
         return self._prefix_ids + ids if add_special_tokens else ids
+
+    @cached_property
+    def length_bound(self) -> LengthBound | None:
+        """How many tokens texts have at least; None where that can not be told without tokenizing them."""
+        return length_bound(self._tokenizer)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Turn ids into text: exactly what a stream of the same ids shows, joined.
