@@ -265,8 +265,9 @@ def test_more_than_may_wait_are_refused_with_503():
             assert caught.value.retry_after is not None
             for task, index in zip(tasks, range(5), strict=True):
                 assert (await task).outputs[0].token_ids == foretell([index], 5)
-            with pytest.raises(RequestError, match="no room for 6"):
+            with pytest.raises(RequestError, match="asks for 6 generations, of at most 5") as caught:
                 await collect(llm, "many", [1], greedy(n=6))
+            assert (caught.value.status, caught.value.retry_after) == (400, None)
             assert len((await collect(llm, "five", [1], greedy(n=5))).outputs) == 5
 
     run(test)

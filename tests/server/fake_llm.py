@@ -51,7 +51,7 @@ TEMPLATE = (
 class FakeLLM:
     """Answers every prompt with ``pieces``, one a token, again and again until max_tokens.
 
-    ``dies_after``: tokens after which the engine dies.
+    ``dies_after``: tokens after which the engine dies. ``room``: generations at once.
     """
 
     pieces: list[str] = field(default_factory=lambda: ["Hel", "lo", " wor", "ld", "!", " é", "😀"])
@@ -62,12 +62,17 @@ class FakeLLM:
     seconds_since_heartbeat: float = 0.0
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     dies_after: int | None = None
+    room: int = 1000
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate(TEMPLATE, {}))
     seen: list[SamplingParams] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
+
+    def check_room(self, num_choices: int) -> None:
+        if num_choices > self.room:
+            raise RequestError(f"no room for {num_choices}", param="n")
 
     async def generate(
         self,

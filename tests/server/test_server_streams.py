@@ -97,6 +97,17 @@ def test_one_bad_prompt_of_several_refuses_them_all(server: RunningServer) -> No
     assert not server.llm.running
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_prompts_that_never_find_room_together_are_refused_before_any_runs(
+    server: RunningServer, stream: bool
+) -> None:
+    server.llm.seen.clear()
+    body = {"prompt": ["a"] * 501, "n": 2, "max_tokens": 1, "stream": stream}
+    response = server.http.post("/v1/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert server.llm.seen == []
+
+
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningServer) -> None:
     text, before = "a" * 100_000, server.llm.tokenizer.encoded
     messages = [{"role": "user", "content": text}]

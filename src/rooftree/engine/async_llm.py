@@ -304,16 +304,31 @@ class AsyncLLM:
         """Whoever takes in a request, if ``num_choices`` more generations are welcome now."""
         if self.state is not EngineState.READY or self._door is None or self._books is None:
             raise self._not_ready()
+        self.check_room(num_choices)
+        return self._door, self._books
+
+    def check_room(self, num_choices: int) -> None:
+        """Refuse more generations than may run and wait.
+
+        Raises:
+            RequestError: 400 if there is never room for so many, 503 if there is none now.
+        """
         room = self.config.max_num_seqs + self.config.max_num_waiting
-        if self._books.num_unfinished + num_choices > room:
+        limit = f"at most {room} (--max-num-seqs + --max-num-waiting)"
+        if num_choices > room:
             raise RequestError(
-                f"{self._books.num_unfinished} generations are running or waiting, of at most {room} "
-                f"(--max-num-seqs + --max-num-waiting); there is no room for {num_choices} more now",
+                f"the request asks for {num_choices} generations, of {limit} that run or wait at once; "
+                f"ask for fewer, or in several requests",
+                param="n",
+            )
+        if self.num_unfinished + num_choices > room:
+            raise RequestError(
+                f"{self.num_unfinished} generations are running or waiting, of {limit}; there is no room for "
+                f"{num_choices} more now",
                 status=503,
                 code="overloaded",
                 retry_after=_RETRY_SECONDS,
             )
-        return self._door, self._books
 
     def _not_ready(self) -> RequestError | EngineDeadError:
         match self.state:
