@@ -5,7 +5,7 @@
 namespace rooftree {
 
 KvCache::KvCache(int layers, int kv_heads, int head_dim, int block_size, KvFormat format, int64_t num_blocks)
-    : kv_heads_(kv_heads), head_dim_(head_dim), block_size_(block_size), format_(format), num_blocks_(num_blocks),
+    : layers_(layers), kv_heads_(kv_heads), head_dim_(head_dim), block_size_(block_size), format_(format),
       memory_(bytes_per_block(layers, kv_heads, head_dim, block_size, format) * num_blocks) {
     if (block_size % kKvGroup != 0) throw std::invalid_argument("block size must be a multiple of 16");
     if (head_dim < 8 || head_dim > kMaxHeadDim || head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8, at most 512");
