@@ -45,7 +45,7 @@ class Core(Protocol):
         """Queue one generation."""
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End these generations at the next step."""
+        """End these generations now."""
 
     def step(self) -> EngineCoreOutputs:
         """Do one step; with nothing to do, report the state."""
