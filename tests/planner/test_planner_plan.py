@@ -39,7 +39,9 @@ def test_a_model_that_fits() -> None:
     chosen = plan.chosen
     assert chosen is not None
     assert (chosen.fits, chosen.meets) == (True, True)
-    assert chosen.ttft is not None and chosen.tpot is not None and chosen.output_rate is not None
+    assert chosen.ttft is not None
+    assert chosen.tpot is not None
+    assert chosen.output_rate is not None
     assert 0.003 < chosen.tpot["p50"].value < 0.03
     assert chosen.tpot["p50"].value <= chosen.tpot["p99"].value
     assert chosen.output_rate.value == pytest.approx(
@@ -99,7 +101,8 @@ def test_the_largest_load_holds_and_a_larger_one_does_not() -> None:
     promise = Promise(tpot=0.012)
     plan = ask(count=1, promise=promise)
     largest = plan.answers.largest_concurrency
-    assert largest is not None and largest > 1
+    assert largest is not None
+    assert largest > 1
     assert ask(count=1, concurrency=largest, promise=promise).chosen.meets  # type: ignore[union-attr]
     assert not ask(count=1, concurrency=2 * largest, promise=promise).chosen.meets  # type: ignore[union-attr]
 
@@ -114,20 +117,28 @@ def test_peak_and_loss_of_a_replica() -> None:
 
 def test_prefixes_in_the_cache_bring_the_first_token_sooner() -> None:
     cold, warm = ask(count=1), ask(count=1, prefix_share=0.8)
-    assert cold.chosen and warm.chosen and cold.chosen.ttft and warm.chosen.ttft
+    assert cold.chosen
+    assert warm.chosen
+    assert cold.chosen.ttft
+    assert warm.chosen.ttft
     assert warm.chosen.ttft["p50"].value < cold.chosen.ttft["p50"].value
 
 
 def test_quantised_weights_speed_up_decoding() -> None:
     half = ask(count=1, weight_dtype="fp8", concurrency=1)
     full = ask(count=1, concurrency=1)
-    assert half.chosen and full.chosen and half.chosen.tpot and full.chosen.tpot
+    assert half.chosen
+    assert full.chosen
+    assert half.chosen.tpot
+    assert full.chosen.tpot
     assert half.chosen.tpot["p50"].value < full.chosen.tpot["p50"].value
 
 
 def test_price_becomes_cost() -> None:
     plan = ask(count=2, price=3.0)
-    assert plan.chosen is not None and plan.chosen.cost_per_million and plan.chosen.output_rate
+    assert plan.chosen is not None
+    assert plan.chosen.cost_per_million
+    assert plan.chosen.output_rate
     cost = plan.chosen.cost_per_million
     assert cost.value == pytest.approx(2 * 3.0 / (3600 * plan.chosen.output_rate.value) * 1e6)
     assert cost.low < cost.value < cost.high
@@ -136,7 +147,10 @@ def test_price_becomes_cost() -> None:
 def test_engines_that_were_measured_have_narrower_bands() -> None:
     known = ask("Llama-3.1-70B", count=4, engine="vllm", weight_dtype="fp8")
     other = ask("Llama-3.1-70B", count=4, weight_dtype="fp8")
-    assert known.chosen and other.chosen and known.chosen.tpot and other.chosen.tpot
+    assert known.chosen
+    assert other.chosen
+    assert known.chosen.tpot
+    assert other.chosen.tpot
     one, two = known.chosen.tpot["p50"], other.chosen.tpot["p50"]
     assert one.origin.startswith("calibrated on ")
     assert two.origin == "uncalibrated"
@@ -144,10 +158,10 @@ def test_engines_that_were_measured_have_narrower_bands() -> None:
 
 
 def test_the_same_question_has_the_same_answer() -> None:
-    workload = Workload(parse_lengths("100-900", "--input"), parse_lengths("lognormal:200:0.7", "--output"),
-    8) one, two = (json.dumps(plan_json(ask(count=1, workload=workload)))
-    for _ in
-    range(2)) assert one == two
+    prompts, answers = parse_lengths("100-900", "--input"), parse_lengths("lognormal:200:0.7", "--output")
+    workload = Workload(prompts, answers, 8)
+    one, two = (json.dumps(plan_json(ask(count=1, workload=workload))) for _ in range(2))
+    assert one == two
 
 
 def test_ranking_puts_plans_before_reasons() -> None:
@@ -162,9 +176,11 @@ def test_ranking_puts_plans_before_reasons() -> None:
 
 def test_devices_without_a_known_link_are_planned_alone_or_refused() -> None:
     alone = ask("Llama-3.1-70B", "Trainium2", count=4, weight_dtype="fp8")
-    assert alone.chosen is not None and alone.chosen.deployment.parallel.tensor == 1
+    assert alone.chosen is not None
+    assert alone.chosen.deployment.parallel.tensor == 1
     tied = ask("Llama-3.1-70B", "Trainium2", count=4, tensor=2)
-    assert tied.chosen is not None and tied.chosen.binding == "interconnect"
+    assert tied.chosen is not None
+    assert tied.chosen.binding == "interconnect"
 
 
 def test_moves_are_what_they_say() -> None:
@@ -189,7 +205,8 @@ def test_every_predicted_figure_has_a_band_and_an_origin() -> None:
     assert len(found) > 10
     for figure in found:
         assert figure["low"] <= figure["value"] <= figure["high"]
-        assert figure["unit"] and figure["origin"]
+        assert figure["unit"]
+        assert figure["origin"]
 
 
 def test_json_schema_is_stable() -> None:

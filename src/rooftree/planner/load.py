@@ -15,6 +15,7 @@ from rooftree.roofline.work import StepWork, step_work
 
 MEASURED_REQUESTS = 150
 MOST_REQUESTS = 1500
+MOST_INSIDE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,12 @@ def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
     """One replica under its share of the load."""
     per_replica = share_of_replica(workload, deployment.parallel.replicas)
     clients = per_replica.concurrency
-    warmup = 0 if per_replica.burst else (clients or min(100, MEASURED_REQUESTS // 2))
-    measured = per_replica.requests or min(MOST_REQUESTS, max(MEASURED_REQUESTS, clients or 0))
-    requests = draw_requests(per_replica, warmup + measured)
+    inside = clients or min(MOST_INSIDE, round(requests_inside(deployment, per_replica)))
+    warmup = 0 if per_replica.burst else inside * (1 if clients else 2)
+    measured = per_replica.requests or min(MOST_REQUESTS, max(MEASURED_REQUESTS, inside))
+    # Arrivals go on behind those that are measured, or the last would find an empty server.
+    behind = 0 if clients else inside
+    requests = draw_requests(per_replica, warmup + measured + behind)
     clock = deployment.clock
     delay = deployment.constants.constants["frontend_seconds"]
 
@@ -61,7 +65,17 @@ def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
     else:
         run = simulation.run_open(draw_arrivals(per_replica, len(requests)))
     outputs = [request.output for request in requests]
-    return _result(run, outputs, warmup, delay)
+    return _result(run, outputs, range(warmup, warmup + measured), delay)
+
+
+def requests_inside(deployment: Deployment, workload: Workload) -> float:
+    """Requests in the server at once under random arrivals, by Little's law at the steady TPOT."""
+    inside = 1.0
+    for _ in range(8):
+        batch = max(1, min(round(inside), deployment.options.max_sequences))
+        seconds = steady_state(deployment, workload, batch).tpot * workload.output.mean
+        inside = max(1.0, (workload.rate or 0.0) * seconds)
+    return inside
 
 
 def share_of_replica(workload: Workload, replicas: int) -> Workload:
@@ -71,18 +85,17 @@ def share_of_replica(workload: Workload, replicas: int) -> Workload:
     return replace(workload, rate=(workload.rate or 0.0) / replicas)
 
 
-def _result(run: Run, outputs: list[int], warmup: int, delay: float) -> LoadResult:
-    measured = range(warmup, len(outputs))
+def _result(run: Run, outputs: list[int], measured: range, delay: float) -> LoadResult:
     ttft = sorted(run.first[i] - run.arrival[i] + delay for i in measured)
     tpot = sorted((run.last[i] - run.first[i]) / (outputs[i] - 1) for i in measured if outputs[i] > 1)
     latency = sorted(run.last[i] - run.arrival[i] + delay for i in measured)
-    begin = run.arrival[warmup] if warmup < len(outputs) else 0.0
-    end = run.arrival[-1] if run.arrival[-1] > begin else run.seconds
-    span = max(end - begin, 1e-9)
-    done = [i for i in range(len(outputs)) if begin < run.last[i] <= end] or list(measured)
-    if len(done) == len(outputs) - warmup:
-        span = max(run.seconds - begin, 1e-9)
-    rate_reached = len(done) / span
+    begin, end = run.arrival[measured.start], run.arrival[-1]
+    done = [index for index in range(len(outputs)) if begin < run.last[index] <= end]
+    span = end - begin
+    if len(done) < len(measured) // 2:
+        # A burst: nothing arrives while it is answered.
+        done, span = list(measured), run.seconds - begin
+    rate_reached = len(done) / max(span, 1e-9)
     steps = sum(segment.steps for segment in run.segments)
     sequences = sum(segment.batch.sequences * segment.steps for segment in run.segments)
     return LoadResult(

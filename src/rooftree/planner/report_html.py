@@ -141,9 +141,9 @@ def _roof_labels(figure: Plot, bandwidth: float, peak: float, dtype: str, ridge:
         "note end",
     )
     figure.text(figure.x.at(ridge), figure.y.start - 8, f"ridge {ridge:.0f}", "note middle")
-    at = figure.x.low * 1.4
+    at = figure.x.low * 3
     label = f"{bandwidth / 1e12:.2f} TB/s"
-    figure.text(figure.x.at(at) - 4, figure.y.at(at * bandwidth) - 14, label, "note")
+    figure.text(figure.x.at(at) - 8, figure.y.at(at * bandwidth) - 3, label, "note end")
 
 
 def _operating_point(figure: Plot, point: OperatingPoint, rate: float) -> None:
@@ -201,8 +201,9 @@ def _memory(found: Estimate) -> str:
         ("activations", "activations", budget.activations),
         ("runtime", "runtime", budget.runtime),
         ("KV cache", "kv", max(0, budget.kv)),
-        ("left free", "free", budget.total - budget.usable),
     ]
+    if budget.fits:
+        parts.append(("left free", "free", budget.total - budget.usable))
     bars = "".join(
         f"<span class='{style}' style='width:{100 * size / total:.2f}%' title='{name} {size / GIB:.1f} GiB'>"
         "</span>"
@@ -213,7 +214,7 @@ def _memory(found: Estimate) -> str:
         for name, style, size in parts
     )
     tokens = found.deployment.kv_tokens or 0.0
-    note = f"Per device of {budget.total / GIB:.1f} GiB."
+    note = f"Per device of {budget.total / GIB:.1f} GiB, {budget.usable / GIB:.1f} GiB of them usable."
     if found.fits and tokens > 0:
         note += (
             f" {found.deployment.kv_bytes_per_token:,.0f} B of KV per token and device: {tokens:,.0f} tokens "

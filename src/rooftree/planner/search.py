@@ -110,7 +110,8 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
 
 def largest_concurrency(deployment: Deployment, workload: Workload, question: Question) -> int:
     """Clients that all replicas serve at once within the promise; 0 where not even one."""
-    most = deployment.sequences(workload.tokens_per_sequence)
+    fit = deployment.sequences(workload.tokens_per_sequence)
+    most = min(fit, deployment.options.max_sequences)
     batch = best_batch(deployment, workload, question.promise, max(1, most))
     low, high = 0, max(1, batch)
     # The steady state is the mean; the promise is about a percentile, so the answer may be below it.
