@@ -233,6 +233,15 @@ def test_fp8_products_run_at_the_fp8_rate_where_there_is_one() -> None:
         assert seconds[0] / seconds[1] == pytest.approx(factor, rel=0.12)
 
 
+def test_packed_weights_run_in_what_the_device_has() -> None:
+    costs = model_costs(model("Llama-3.1-8B"), scheme=named_scheme("q4_1"))
+    assert {matrix.arithmetic for matrix in costs.matrices} == {"packed", "fp32"}
+    processor = DeviceSpec("processor", {"fp32": 1e11, "int8": 4e11}, 2e10, 2**34)
+    assert arithmetic_rate(processor, "packed") == 4e11
+    assert arithmetic_rate(processor, "bf16") == 1e11
+    assert arithmetic_rate(device("H100 SXM"), "packed") == device("H100 SXM").flops("bf16")
+
+
 def test_unknown_links_are_refused_with_what_to_do() -> None:
     lonely = DeviceSpec("lonely", {"bf16": 1e12}, 1e11, 2**30)
     costs = model_costs(model("Llama-3.1-8B"), Parallel(tensor=2))

@@ -14,7 +14,7 @@ from rooftree.planner.report_json import waterfall
 from rooftree.planner.report_text import layout_words, load_words, milliseconds, short, with_band
 from rooftree.planner.svg import Plot, decades, plot
 from rooftree.roofline.memory import GIB
-from rooftree.roofline.time import arithmetic_rate
+from rooftree.roofline.time import arithmetic_dtype
 
 
 def plan_html(plan: Plan) -> str:
@@ -108,8 +108,9 @@ def _roofline(found: Estimate) -> str:
     deployment = found.deployment
     device = deployment.device
     points = operating_points(deployment, found.workload, found.sequences)
-    dtype = max(points[-1].work.parts, key=lambda part: part.flop).arithmetic
-    peak = arithmetic_rate(device, dtype)
+    largest = max(points[-1].work.parts, key=lambda part: part.flop)
+    dtype = arithmetic_dtype(device, largest.arithmetic)
+    peak = device.flops(dtype)
     ridge = peak / device.bandwidth
     reached = [point.work.flop / point.time.seconds for point in points]
     intensities = [point.work.intensity for point in points]

@@ -27,6 +27,7 @@ class MatrixCosts:
     """Matrix products of one kind and one arithmetic, in all layers together.
 
     Attributes:
+        arithmetic: a dtype, or ``packed`` (weights of fewer bits, unpacked to what the device has).
         weight_bytes: read by a step (of experts, when all are touched).
         token_flop, activation_bytes: per token; activations are inputs and outputs, cut like the weights.
         experts, active: of routed experts; 0 for all else.
@@ -137,7 +138,7 @@ def _matrices(
             continue
         weight = stored.weight
         experts, active = (weight.count, weight.active) if name == "experts" else (0, 0)
-        total = sums[name, stored.format.arithmetic, experts, active]
+        total = sums[name, _arithmetic(stored), experts, active]
         total[0] += stored.device_bytes(parallel.tensor, parallel.expert)
         if weight.kind in ("linear", "embedding"):
             part = _part(stored, parallel) * weight.active
@@ -154,6 +155,12 @@ def _matrix_name(model: Architecture, stored: StoredWeight) -> MatrixName | None
     if stored.weight.role == "embedding":
         return "head" if model.tied_head and stored.weight is model.outside[0] else None
     return "experts" if stored.weight.count > 1 else "linear"
+
+
+def _arithmetic(stored: StoredWeight) -> str:
+    """``packed`` for weight-only formats: what they are unpacked to depends on the device."""
+    wide = stored.format.arithmetic in ("bf16", "fp16", "fp32")
+    return "packed" if wide and stored.format.bits < 16 else stored.format.arithmetic
 
 
 def _part(stored: StoredWeight, parallel: Parallel) -> float:

@@ -13,8 +13,10 @@ from rooftree.specs.device import DeviceSpec
 
 Limit = Literal["bandwidth", "arithmetic", "interconnect", "overhead"]
 
-# Where a chip lacks an arithmetic, weights in it are unpacked to the next that it has.
+# Where a chip lacks an arithmetic, weights in it are unpacked to the next that it has. Packed weights meet
+# 16-bit activations where there is such arithmetic, and int8 ones on processors that have none.
 _INSTEAD = {
+    "packed": ("bf16", "fp16", "int8", "fp32"),
     "fp4": ("fp8", "bf16", "fp16", "fp32"),
     "fp8": ("bf16", "fp16", "fp32"),
     "int8": ("bf16", "fp16", "fp32"),
@@ -103,10 +105,18 @@ def arithmetic_rate(device: DeviceSpec, dtype: str) -> float:
     Raises:
         ConfigError: the chip has none of them.
     """
+    return device.peak_flops[arithmetic_dtype(device, dtype)]
+
+
+def arithmetic_dtype(device: DeviceSpec, dtype: str) -> str:
+    """The dtype in which a device multiplies weights of that arithmetic.
+
+    Raises:
+        ConfigError: the chip has none of them.
+    """
     for name in (dtype, *_INSTEAD.get(dtype, ())):
-        rate = device.peak_flops.get(name)
-        if rate is not None:
-            return rate
+        if name in device.peak_flops:
+            return name
     raise ConfigError(f"{device.name} has no arithmetic for {dtype} weights, nor a wider one")
 
 
