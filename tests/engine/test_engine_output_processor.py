@@ -205,6 +205,21 @@ def test_an_error_of_one_choice_is_told_and_the_others_go_on():
     assert desk.news[1].finished
 
 
+def test_a_defect_in_one_request_costs_the_others_nothing(caplog: pytest.LogCaptureFixture):
+    desk = Desk()
+    desk.open()
+    broken = desk.core_ids["r"][0]
+    desk.open("other")
+    healthy = desk.core_ids["other"][0]
+    no_such_token = [10**9]
+    aborts = desk.take(EngineCoreOutput(broken, no_such_token), EngineCoreOutput(healthy, [65]))
+    assert aborts == [broken]
+    assert desk.news[0].error
+    assert desk.news[0].finished
+    assert (desk.news[1].request_id, desk.news[1].outputs[0].text) == ("other", "A")
+    assert "cannot be told" in caplog.text
+
+
 def test_an_abort_ends_a_request_once_with_all_its_text():
     desk = Desk(n=2, stop=("END",))
     desk.open()

@@ -50,6 +50,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     executor: Literal["cpu", "reference"] = "cpu"
 
 
+MAX_THREADS = 1024
+
+
 def check_config(config: EngineConfig) -> None:
     """Refuse what is wrong in itself, before anything is loaded.
 
@@ -71,7 +74,7 @@ def check_config(config: EngineConfig) -> None:
         (0.0 < config.kv_cache_fraction <= 1.0, "kv_cache_fraction", "above 0 and at most 1"),
         (0.0 <= config.kv_watermark < 1.0, "kv_watermark", "at least 0 and below 1"),
         (config.kv_cache_memory is None or config.kv_cache_memory > 0, "kv_cache_memory", "positive"),
-        (config.threads is None or config.threads > 0, "threads", "at least 1"),
+        (config.threads is None or 0 < config.threads <= MAX_THREADS, "threads", f"1 to {MAX_THREADS}"),
     ]
     for holds, option, rule in rules:
         if not holds:

@@ -133,7 +133,16 @@ class OutputProcessor:
             if choice is None:
                 continue
             request = choice.request
-            delta = self._advance(choice, output, now, stats)
+            try:
+                delta = self._advance(choice, output, now, stats)
+            except Exception:
+                # A defect of ours, but it must not cost the other requests their news.
+                logger.exception("request %s cannot be told its news", request.asked.request_id)
+                moved.pop(request.asked.request_id, None)
+                aborts += self.abort(
+                    request.asked.request_id, "the answer could not be put into text", "error"
+                )
+                continue
             news = moved.get(request.asked.request_id)
             if news is None:
                 news = moved[request.asked.request_id] = request.news()

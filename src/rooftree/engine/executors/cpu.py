@@ -26,6 +26,9 @@ from rooftree.scheduler.output import (
 _MAX_QUERIES_PER_KV_HEAD = 48
 _MAX_HEAD_DIM = 512
 
+# native/sampler.h: what each thread's Sampler keeps for each token of the vocabulary.
+_SAMPLER_BYTES_PER_TOKEN = 16
+
 # native/sampler.h, SampleStatus.
 _NO_CHOICE = {
     1: "the model's logits are not finite numbers",
@@ -90,6 +93,8 @@ class CPUExecutor:
         self._requests = np.zeros((max_num_seqs, 5), np.int32)
         self._sampling = SamplingRows(max_num_seqs)
         self._results = np.zeros(max_num_seqs, RESULT_DTYPE)
+        self.activation_bytes += cos.nbytes + sin.nbytes + self._tables.nbytes
+        self.activation_bytes += self.threads * _SAMPLER_BYTES_PER_TOKEN * spec.vocab_size
         self._result_bytes = self._results.view(np.uint8).reshape(-1)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:

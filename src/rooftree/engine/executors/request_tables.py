@@ -35,6 +35,11 @@ class RequestTables:
         self._rows: dict[str, _Row] = {}
         self._free = list(range(num_rows))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tables."""
+        return self.tokens.nbytes + self.blocks.nbytes
+
     def row_for(self, request: ScheduledRequest, in_step: Container[str]) -> int:
         """Index of the request's row, up to date. ``in_step``: ids whose rows must stay."""
         row = self._rows.get(request.request_id)
