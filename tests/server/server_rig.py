@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from rigs.models import successor_weights, tiny_spec, write_hf_model
 from rigs.tokenizer import tiny_tokenizer
 from rooftree.server.app import build_app
 from rooftree.server.config import ServerConfig
-from rooftree.server.http_protocol import HttpProtocol
+from rooftree.server.http_protocol import http_protocol
 from rooftree.server.listen import listen
 from rooftree.server.metrics import Metrics
 from rooftree.server.state import ServerState
@@ -41,7 +41,9 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(llm: FakeLLM, config: ServerConfig, *, keep_alive: int = 60) -> Iterator[RunningServer]:
+def running_server(
+    llm: FakeLLM, config: ServerConfig, *, keep_alive: int = 60, max_connections: int = 1000
+) -> Iterator[RunningServer]:
     """Serve ``llm`` until the block ends."""
     state = ServerState(config, "tiny", Metrics("tiny"))
     state.llm = llm  # type: ignore[assignment]
@@ -50,7 +52,7 @@ def running_server(llm: FakeLLM, config: ServerConfig, *, keep_alive: int = 60) 
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(state),
-            http=HttpProtocol,
+            http=http_protocol(max_connections),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -71,11 +73,19 @@ def running_server(llm: FakeLLM, config: ServerConfig, *, keep_alive: int = 60) 
 class ServeProcess:
     """``rooftree serve`` as a user starts it. ``log`` is all that it wrote."""
 
-    def __init__(self, folder: Path, model: Path | str, *flags: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path | str,
+        *flags: str,
+        port: int | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"log-{self.port}"
-        command = [sys.executable, "-m", "rooftree", "serve", str(model), "--port", str(self.port), *flags]
+        command = [*prefix, sys.executable, "-m", "rooftree", "serve", str(model), *flags]
+        command += ["--port", str(self.port)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.http = httpx.Client(base_url=self.url, timeout=30)

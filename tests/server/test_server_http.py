@@ -140,6 +140,20 @@ def test_large_bodies_do_not_count_as_heads(server: RunningServer) -> None:
         assert server.http.post("/v1/completions", content=content, headers=headers).status_code == 200
 
 
+def test_connections_are_counted_and_those_too_many_are_told_so() -> None:
+    with running_server(FakeLLM(), ServerConfig(), max_connections=3) as server:
+        check_alive(server)
+        held = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(2)]
+        for _ in range(3):
+            assert refusal(exchange(server, b""), 503)["code"] == "overloaded"
+            check_alive(server)
+        held.pop().close()
+        deadline = time.monotonic() + 5
+        while b" 200 " not in exchange(server, HEALTH):
+            assert time.monotonic() < deadline, "a place that is free again is not given"
+        held.pop().close()
+
+
 @pytest.mark.parametrize("begin", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
 def test_a_head_that_never_ends_is_not_waited_for(begin: bytes) -> None:
     with (

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from server_rig import ServeProcess, free_port, write_walker
@@ -154,6 +155,18 @@ def test_what_does_not_end_in_time_is_cut_off_with_an_error(tmp_path: Path, mode
             server.process.send_signal(signal.SIGINT)
         assert json.loads(stream.result()[-1])["error"]["code"] == "shutting_down"
         assert server.wait(5) == 0
+
+
+def test_more_connections_than_files_hold_up_nobody(tmp_path: Path, model: Path) -> None:
+    limit = ("prlimit", "--nofile=128:128")
+    with ServeProcess(tmp_path, model, *SMALL, prefix=limit).wait_ready() as server:
+        many = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
+        assert server.health() == 200
+        for connection in many:
+            connection.close()
+        assert server.health() == 200
+        assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+        assert server.log.count("out of system resource") < 1000
 
 
 def test_a_dead_engine_ends_streams_and_the_process(tmp_path: Path, model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -28,8 +29,11 @@ class HttpProtocol(HttpToolsProtocol):
     - A client that leaves is noticed even if it has sent further requests behind the one being answered.
     - An offer to upgrade, which is not taken up here, is put aside before the parser sees it, since that
       would drop the request's body.
+    - There are at most ``max_connections``; more are told so and closed.
     - HTTP that cannot be parsed is answered with an error object, and never in the midst of an answer.
     """
+
+    max_connections = sys.maxsize
 
     # What has come since the parser last told of something complete, and whether it reads a head now.
     _silent_bytes = 0
@@ -39,8 +43,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there: it owes us a head."""
+        full = len(self.connections) >= self.max_connections
         super().connection_made(transport)
-        self._await_head()
+        if full:
+            self._refuse(
+                503, f"{self.max_connections} connections are open, and no more possible", "overloaded"
+            )
+        else:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left: whoever works on its answer is told, and what it sent behind is forgotten."""
@@ -92,9 +102,9 @@ class HttpProtocol(HttpToolsProtocol):
         """What came is not HTTP."""
         self._refuse(400, "the request is not valid HTTP")
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, code: str = "invalid_http") -> None:
         if not self._is_answering():
-            body = error_body(RequestError(message, status=status, code="invalid_http"))
+            body = error_body(RequestError(message, status=status, code=code))
             head = (
                 b"content-type: application/json",
                 b"content-length: %d" % len(body),
@@ -119,6 +129,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def http_protocol(max_connections: int) -> type[HttpProtocol]:
+    """The protocol of a server that holds at most so many connections."""
+    return type("LimitedHttpProtocol", (HttpProtocol,), {"max_connections": max_connections})
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -8,35 +8,21 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
-
-import uvicorn
 
 from rooftree.engine.async_llm import AsyncLLM, EngineState
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineReady
 from rooftree.server.app import build_app
 from rooftree.server.fetch import fetch
-from rooftree.server.http_protocol import HttpProtocol
+from rooftree.server.http_server import LAST_WORDS_SECONDS, HttpServer
 from rooftree.server.listen import address_of
 from rooftree.server.startup_report import print_report
 from rooftree.server.state import ServerState
 
 log = logging.getLogger("rooftree.server")
 
-# Time for last words to reach clients that read them.
-_LAST_WORDS_SECONDS = 2.0
 _WATCH_SECONDS = 0.2
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn, without its signal handlers: what a signal means is decided in ``Service``."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
 
 
 class Service:
@@ -59,21 +45,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         url = address_of(listener)
-        http = HttpServer(
-            uvicorn.Config(
-                build_app(self._state),
-                loop="none",
-                http=HttpProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=60,
-                timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
-            )
-        )
+        http = HttpServer(build_app(self._state))
         serving = asyncio.create_task(http.serve([listener]))
         try:
             return await self._live(url)
@@ -99,7 +71,7 @@ class Service:
         print_report(ready, self._state.names[0], url, seconds, key_needed=key_needed)
         if await self._first(asyncio.create_task(_death(llm))):
             log.error("the engine died: %s", llm.dead_reason)
-            await self._settle(_LAST_WORDS_SECONDS)
+            await self._settle(LAST_WORDS_SECONDS)
             return 1
         await self._drain()
         return 1 if llm.state is EngineState.DEAD else 0
@@ -136,7 +108,7 @@ class Service:
         if left := len(self._state.inflight):
             log.warning("cutting off %d answers", left)
             self._state.inflight.cut_off()
-            await self._settle(_LAST_WORDS_SECONDS)
+            await self._settle(LAST_WORDS_SECONDS)
 
     async def _settle(self, timeout: float) -> None:
         """Let answers that are ending end."""
