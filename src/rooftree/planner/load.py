@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from rooftree.planner.deployment import Deployment
@@ -172,9 +171,6 @@ def decode_step(deployment: Deployment, batch: int, context: int) -> tuple[StepW
     return work, step_time(work, deployment.device, deployment.efficiency)
 
 
-def seconds_by_limit(time: StepTime) -> dict[str, float]:
-    """Share of a step under each limit."""
-    sums: dict[str, float] = defaultdict(float)
-    for part in time.parts:
-        sums[part.limit] += part.seconds / time.seconds
-    return dict(sums)
+def share_by_limit(time: StepTime) -> dict[str, float]:
+    """Share of a step's time under each limit that has any."""
+    return {limit: seconds / time.seconds for limit, seconds in time.by_limit().items() if seconds}

@@ -50,8 +50,9 @@ def published_model(name: str) -> NamedModel:
     """
     entry = _by_name().get(_key(name))
     if entry is None:
-        near = difflib.get_close_matches(_key(name), _by_name(), n=4, cutoff=0.5)
-        names = sorted({_by_name()[key]["name"] for key in near})
+        keys = {_key(known): known for known in published_names()}
+        near = difflib.get_close_matches(_key(name), keys, n=4, cutoff=0.5)
+        names = [keys[key] for key in near]
         hint = f"; near it are {', '.join(names)}" if names else ""
         raise ModelError(
             f"{name}: no such file, and no published model of that name is known{hint}. Give a config.json, "

@@ -7,7 +7,7 @@ from typing import Any
 from rooftree.planner.deployment import Deployment
 from rooftree.planner.estimate import Estimate, OperatingPoint, batch_curve
 from rooftree.planner.figure import Figure, rounded
-from rooftree.planner.load import SteadyState, seconds_by_limit
+from rooftree.planner.load import SteadyState, share_by_limit
 from rooftree.planner.moves import published_dtype
 from rooftree.planner.plan import Answers, Plan
 from rooftree.planner.ranking import RankedDevice
@@ -160,7 +160,7 @@ def utilisation_json(steady: SteadyState) -> dict[str, Any]:
     return {
         "batch": steady.batch,
         "prefill_tokens_per_step": rounded(steady.prefill_tokens),
-        "share_of_time": {name: rounded(share) for name, share in seconds_by_limit(steady.time).items()},
+        "share_of_time": {name: rounded(share) for name, share in share_by_limit(steady.time).items()},
         "bandwidth_fraction": rounded(steady.time.bandwidth_fraction),
         "arithmetic_fraction": rounded(steady.time.arithmetic_fraction),
         "pipeline_idle": rounded(steady.time.pipeline_idle),

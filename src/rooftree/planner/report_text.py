@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rooftree.planner.estimate import Estimate, OperatingPoint
 from rooftree.planner.figure import Figure
-from rooftree.planner.load import seconds_by_limit
+from rooftree.planner.load import share_by_limit
 from rooftree.planner.moves import published_dtype
 from rooftree.planner.plan import Plan
 from rooftree.planner.report_json import waterfall
@@ -144,7 +144,7 @@ def _steps(found: Estimate) -> RenderableType:
     if found.steady is None:
         return Group(*tables)
     time = found.steady.time
-    shares = sorted(seconds_by_limit(time).items(), key=lambda item: -item[1])
+    shares = sorted(share_by_limit(time).items(), key=lambda item: -item[1])
     line = ", ".join(f"{name} {share:.0%}" for name, share in shares)
     line = f"mean step: {line} of the time; {time.bandwidth_fraction:.0%} of bandwidth and "
     line += f"{time.arithmetic_fraction:.0%} of arithmetic reached\n"

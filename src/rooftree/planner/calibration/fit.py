@@ -37,6 +37,7 @@ def fit(
     start: Vector | None = None,
     iterations: int = 20,
     huber: float = 1.0,
+    loosened: float = 1.0,
 ) -> Fit:
     """The vector that explains the observations and stays near the prior.
 
@@ -46,22 +47,24 @@ def fit(
         sigma: standard deviation of an observation's logarithm, one for all or one each.
         start: where to begin; None: the prior.
         iterations: at most.
+        loosened: factor by which bounds are widened, where the device's stated rates may be wrong.
         huber: residuals above this many sigma count linearly, so that an outlier does not rule.
     """
-    current: Vector = np.clip(prior if start is None else start, LOW, HIGH)
+    low, high = LOW - np.log(loosened), HIGH + np.log(loosened)
+    current: Vector = np.clip(prior if start is None else start, low, high)
     damping = 1e-2
     precision = np.linalg.inv(covariance)
     sigmas: Vector = np.broadcast_to(np.asarray(sigma, dtype=np.float64), len(observations))
     residuals, jacobian = _residuals(observations, current, sigmas)
     cost = _cost(residuals, _change(current, prior), precision, huber)
     for _ in range(iterations):
-        weights = np.where(np.abs(residuals) <= huber, 1.0, huber / np.maximum(np.abs(residuals), 1e-12))
+        weights = _huber_weights(residuals, huber)
         gradient = jacobian.T @ (weights * residuals) + precision @ (current - prior)
         hessian = (jacobian.T * weights) @ jacobian + precision
         improved = False
         for _ in range(8):
             step: Vector = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
-            trial: Vector = np.clip(current + step, LOW, HIGH)
+            trial: Vector = np.clip(current + step, low, high)
             trial_residuals, trial_jacobian = _residuals(observations, trial, sigmas)
             trial_cost = _cost(trial_residuals, _change(trial, prior), precision, huber)
             if trial_cost < cost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from io import StringIO
@@ -39,6 +39,13 @@ Protocol = Literal["sweep", "closed", "batch", "max-load"]
 ``closed``: C clients, the rest not published; ``batch``: one batch of equal requests; ``max-load``: more
 requests than the server can hold.
 """
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    "sweep": "sweep",
+    "closed": "closed",
+    "batch": "batch",
+    "max-load": "max-load",
+}
 
 # Metric -> kind of figure that the model predicts, and its seconds for a value in the column's unit.
 KINDS: Mapping[str, str] = {
@@ -220,7 +227,7 @@ def _engine(cells: Mapping[str, str]) -> tuple[str, str]:
 def _protocol(cells: Mapping[str, str], max_load: bool) -> tuple[Protocol, bool]:
     stated = _PROTOCOL.search(cells["notes"])
     if stated:
-        return stated[1], True  # type: ignore[return-value]
+        return PROTOCOLS[stated[1]], True
     if max_load:
         return "max-load", True
     if cells["metric"] in ("prefill_latency", "prefill_throughput", "decode_throughput"):
@@ -236,8 +243,3 @@ def _protocol(cells: Mapping[str, str], max_load: bool) -> tuple[Protocol, bool]
 def stack_of(point: Point, device: str) -> str:
     """Points of one stack share constants: device, engine with its version, weight dtype."""
     return " / ".join((device, f"{point.engine} {point.version}".strip(), point.weight_dtype))
-
-
-def by_id(points: Iterable[Point]) -> dict[str, Point]:
-    """Points by their id."""
-    return {point.id: point for point in points}

@@ -31,6 +31,8 @@ KIND_SIGMA = {"tpot": 1.0, "throughput": 1.0, "ttft": 2.0, "prefill": 3.0}
 _REUSE_COST = 3.0
 """How much better, in the fit's cost, the assumption of reused prompts must be to be made."""
 
+STEP_SPREAD = 1.5
+
 _STACK_SPREAD: Vector = np.array([1.0 if name.endswith("seconds") else 0.3 for name in NAMES])
 
 
@@ -76,13 +78,13 @@ def fit_stack(cases: Sequence[Case], general: Vector) -> StackFit:
 
 
 def fit_observations(observations: Sequence[Observation], general: Vector, sigma: float) -> Vector:
-    """Constants from observations of one stack, with the general ones as the prior."""
-    sigmas = np.full(len(observations), sigma)
-    bound = general.copy()
-    bound[INDEX["launch_seconds"]] = START[INDEX["launch_seconds"]]
-    return min(
-        (_fit(list(observations), general, sigmas, start) for start in (general, bound)), key=_cost
-    ).vector
+    """Constants from many single steps of one server.
+
+    They say so much that the prior may be wide, and bounds too: fractions above 1 mean that the device does
+    more than its stated rates.
+    """
+    covariance = covariance_of(np.full(len(NAMES), STEP_SPREAD))
+    return fit(observations, general, covariance, sigma, iterations=60, loosened=20.0).vector
 
 
 def spread_over(cases: Sequence[Case], most: int = MOST_POINTS) -> list[Case]:

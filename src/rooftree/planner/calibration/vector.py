@@ -110,9 +110,10 @@ def efficiency_of(
 ) -> Efficiency:
     """The constants on a device, for weights of that width whose products run in that arithmetic."""
     reached = reach(device)
+    weight_bandwidth, kv_bandwidth = constants[f"weight_bandwidth_{weights}"], constants["kv_bandwidth"]
     return Efficiency(
-        weight_bandwidth=min(1.0, constants[f"weight_bandwidth_{weights}"] * reached),
-        kv_bandwidth=min(1.0, constants["kv_bandwidth"] * reached),
+        weight_bandwidth=min(max(1.0, weight_bandwidth), weight_bandwidth * reached),
+        kv_bandwidth=min(max(1.0, kv_bandwidth), kv_bandwidth * reached),
         arithmetic=constants[f"arithmetic_{arithmetic}"],
         attention_arithmetic=constants["attention_arithmetic"],
         experts=constants["experts"],
