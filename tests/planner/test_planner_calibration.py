@@ -179,18 +179,29 @@ def test_a_csv_of_ones_own() -> None:
     assert (points[0].engine, points[0].version, points[0].seconds) == ("vllm", "0.18.0", 0.0095)
 
 
+def test_a_csv_without_the_columns_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no column source"):
+        parse_points("id,model\nX,y\n", "own.csv")
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("cell", "by", "reason"),
     [
-        ("id,model\nX,y\n", "no column source"),
-        (f"{HEADER}\n{ROW.replace('9.5', 'fast')}\n", "line 2 .X1.: value is 'fast'"),
-        (f"{HEADER}\n{ROW.replace('9.5', '-1')}\n", "must be above 0"),
-        (f"{HEADER}\n{ROW.replace('9.5', 'nan')}\n", "must be above 0"),
+        ("9.5", "fast", "value is 'fast'"),
+        ("9.5", "-1", "must be above 0"),
+        ("9.5", "nan", "must be above 0"),
+        ("9.5", "", "not a number"),
+        (",8,512,", ",MLPerf,512,", "not a number of tokens or requests"),
+        (",512,128,", ",,128,", "isl is not stated"),
+        ("mean_tpot", "mood", "not the time of a step"),
+        ("vllm 0.18.0", "vllm 0.18.0; disagg", "different devices"),
     ],
 )
-def test_a_bad_csv_is_refused_by_line(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_points(text, "own.csv")
+def test_a_bad_row_is_named_with_its_reason(cell: str, by: str, reason: str) -> None:
+    points, unusable = parse_points(f"{HEADER}\n{ROW.replace(cell, by)}\n", "own.csv")
+    assert not points
+    assert unusable[0].id == "X1"
+    assert reason in unusable[0].reason
 
 
 def test_rows_of_unknown_models_and_devices_are_reported_not_raised() -> None:

@@ -38,6 +38,9 @@ _SCHEMES = {
     "int4-g32": "q4_0",
     "fp4": "nvfp4",
     "int8_wo": "q8_0",
+    "w4a16": "awq",
+    "w8a8": "fp8",
+    "fp8_e4m3": "fp8",
 }
 MAX_LOAD_SEQUENCES = 2048
 SWEEP_REQUESTS_PER_CLIENT = 10
@@ -181,8 +184,9 @@ def _experts_width(model: Architecture) -> int | None:
 
 def point_kv_dtype(point: Point) -> str:
     """As stated; else fp8 where engine or checkpoint bring it with quantised weights, else bf16."""
-    if point.kv_dtype in CACHE_DTYPES:
-        return point.kv_dtype
+    stated = "fp8" if point.kv_dtype.startswith("fp8") else point.kv_dtype
+    if stated in CACHE_DTYPES:
+        return stated
     quantised = point.weight_dtype not in ("bf16", "fp16", "fp32")
     brings = point.engine in ("trtllm", "nim") or point.model.startswith("nvidia/")
     return "fp8" if quantised and brings else "bf16"

@@ -110,7 +110,7 @@ def read_points(path: Path | None = None) -> tuple[list[Point], list[Unusable]]:
     """All rows of a file (None: the points that come with Rooftree), in its order.
 
     Raises:
-        ConfigError: not readable, columns missing, or a row with a figure that is none; the message names it.
+        ConfigError: not readable, or columns missing. A row that can't be read is returned as unusable.
     """
     if path is None:
         text = files("rooftree.planner").joinpath("data", "measured_points.csv").read_text()
@@ -138,7 +138,7 @@ def parse_points(text: str, source: str) -> tuple[list[Point], list[Unusable]]:
         try:
             points.append(_point(cells))
         except ValueError as error:
-            raise ConfigError(f"{source}, line {number} ({cells['id']}): {error}") from error
+            unusable.append(Unusable(cells["id"] or f"line {number}", cells["metric"], str(error)))
     return points, unusable
 
 
