@@ -1,204 +1,138 @@
 """Rooftree's engine against llama.cpp, side by side in one run: prefill and decode, tokens per second.
 
 The two take turns (A B, B A, ...), so drift of the machine meets both; figures are medians of the repeats.
+``--table`` runs every comparison that has a target, or those named; without it, the files asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-
+import limits
+from comparisons import TABLE, Comparison
 from llamacpp_peer import LlamaCppSpeed
 from machine import Machine, describe, machine
 from model_files import FILE_HELP, model_file
+from rooftree.checkpoint.open import open_checkpoint
 from rooftree_speed import RooftreeSpeed
+from side_by_side import Case, Row, measure, numbers, speed_table, tell, wide_console
 
-# Idle threads of one engine may spin for a moment; the other begins after that.
-_REST_SECONDS = 0.05
-
-
-class Engine(Protocol):
-    """What is timed; see ``RooftreeSpeed``."""
-
-    def prefill_seconds(self, prompt: Sequence[int]) -> float: ...
-
-    def decode_seconds(self, prompts: Sequence[Sequence[int]], steps: int) -> float: ...
-
-    def close(self) -> None: ...
+_LONG_REPEATS = 3
+"""Most repeats of a case whose context takes minutes to compute."""
+_LONG_CONTEXT = 2048
 
 
-def make_prompts(batch: int, length: int, seed: int) -> list[list[int]]:
-    """Different prompts of the same length; which tokens they hold does not matter to the time."""
-    prompts: list[list[int]] = np.random.default_rng(seed).integers(1000, 30_000, (batch, length)).tolist()
-    return prompts
+def compare(comparison: Comparison, args: argparse.Namespace, read_gb_per_s: float) -> list[Row]:
+    """All cases of one pair of files."""
+    files = model_file(comparison.ours), model_file(comparison.theirs)
+    limit = open_checkpoint(str(files[0])).spec.max_position_embeddings
+    rows = []
+    for case in comparison.cases(args.steps, limit):
+        row = replace(measure_case(case, files, args, read_gb_per_s), target=comparison.target(case))
+        tell(comparison.name, row)
+        rows.append(row)
+    return rows
 
 
-@dataclass(frozen=True)
-class Case:
-    """``batch`` prompts of ``context`` tokens, then ``steps`` timed steps; 0 steps: one prefill is timed."""
-
-    name: str
-    batch: int
-    context: int
-    steps: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the timed part computes."""
-        return self.batch * self.steps or self.context
-
-    def seconds(self, engine: Engine, repeat: int) -> float:
-        """One timing. A prefill's prompt is new each time, so no cache knows it; a decode's may be known."""
-        if self.steps == 0:
-            return engine.prefill_seconds(make_prompts(1, self.context, seed=repeat)[0])
-        return engine.decode_seconds(make_prompts(self.batch, self.context, seed=self.batch), self.steps)
+def measure_case(case: Case, files: tuple[Path, Path], args: argparse.Namespace, read_gb_per_s: float) -> Row:
+    """Both engines, built for the case alone; at batch 1 with our share of the read bandwidth."""
+    shape = {"threads": args.threads, "sequences": case.batch, "length": case.length}
+    theirs = LlamaCppSpeed(files[1], **shape)
+    ours = RooftreeSpeed(files[0], **shape, isa=args.isa)
+    repeats = min(args.repeats, _LONG_REPEATS) if case.context >= _LONG_CONTEXT else args.repeats
+    row = measure(case, ours, {"llama.cpp": theirs}, repeats)
+    if case.steps == 0 or case.batch > 1:
+        return row
+    return replace(row, read_share=ours.step_weight_bytes * row.ours / (1e9 * read_gb_per_s))
 
 
-@dataclass
-class Timings:
-    """Of one case: seconds of each round, the first a warm-up, and what went to Python and to the argmax."""
-
-    case: Case
-    ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
-    python_share: list[float] = field(default_factory=list)
-    argmax_share: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Row:
-    """Result of a case, tokens per second; shares are parts of our time and of theirs."""
-
-    case: str
-    ours: float
-    theirs: float
-    ratio: float
-    ours_range: tuple[float, float]
-    theirs_range: tuple[float, float]
-    python_share: float
-    argmax_share: float
+def comparisons(args: argparse.Namespace) -> list[Comparison]:
+    """Those of the table that are asked for, or of the files; shapes that are asked for replace theirs."""
+    if args.table is None:
+        chosen = [Comparison(file, file, args.their_file or file) for file in args.file or ["smollm2"]]
+    else:
+        chosen = [TABLE[name] for name in args.table or TABLE]
+    shapes = {"prompts": args.prompt_tokens, "contexts": args.context, "batches": args.batch}
+    asked = {name: value for name, value in shapes.items() if value is not None}
+    return [replace(comparison, **asked) for comparison in chosen]
 
 
-def row(timings: Timings) -> Row:
-    """Medians after the warm-up, and the ratio of medians."""
-    tokens = timings.case.tokens
-    ours = sorted(tokens / seconds for seconds in timings.ours[1:])
-    theirs = sorted(tokens / seconds for seconds in timings.theirs[1:])
-    return Row(
-        case=timings.case.name,
-        ours=median(ours),
-        theirs=median(theirs),
-        ratio=median(ours) / median(theirs),
-        ours_range=(ours[0], ours[-1]),
-        theirs_range=(theirs[0], theirs[-1]),
-        python_share=median(timings.python_share[1:]),
-        argmax_share=median(timings.argmax_share[1:]),
-    )
+def show(results: Mapping[str, list[Row]], read_gb_per_s: float, facts: Machine, threads: int) -> None:
+    """A table for each pair of files."""
+    console = wide_console()
+    for name, rows in results.items():
+        console.print(speed_table(f"{name}: tokens per second, {threads} threads", rows))
+    console.print(f"theirs: llama.cpp; memory read {read_gb_per_s:.1f} GB/s; {describe(facts)}")
 
 
-def measure(case: Case, args: argparse.Namespace) -> Row:
-    """Run both engines in turns. Each is built for the case alone."""
-    length = case.context + case.steps
-    theirs = LlamaCppSpeed(args.their_file, threads=args.threads, sequences=case.batch, length=length)
-    ours = RooftreeSpeed(
-        args.file,
-        threads=args.threads,
-        sequences=case.batch,
-        length=length + 1 + (2 * case.batch if case.steps else 0),
-        isa=args.isa,
-    )
-    timings = Timings(case)
+def as_json(
+    chosen: list[Comparison],
+    results: Mapping[str, list[Row]],
+    read_gb_per_s: float,
+    facts: Machine,
+    args: argparse.Namespace,
+) -> str:
+    """Everything that one call measured."""
+    import llama_cpp
 
-    def run_ours(repeat: int) -> None:
-        timings.ours.append(case.seconds(ours, repeat))
-        timings.python_share.append(ours.python_seconds / timings.ours[-1])
-
-    def run_theirs(repeat: int) -> None:
-        timings.theirs.append(case.seconds(theirs, repeat))
-        timings.argmax_share.append(theirs.argmax_seconds / timings.theirs[-1])
-
-    take_turns([run_ours, run_theirs], 1 + args.repeats)
-    ours.close()
-    theirs.close()
-    return row(timings)
-
-
-def take_turns(runs: Sequence[Callable[[int], None]], rounds: int) -> None:
-    """Each run once per round, in an order that turns round every time."""
-    for i in range(rounds):
-        for run in runs if i % 2 == 0 else reversed(runs):
-            time.sleep(_REST_SECONDS)
-            run(i)
-
-
-def cases(args: argparse.Namespace) -> list[Case]:
-    """Prefill of one prompt, and decode of each batch size."""
-    prefill = Case(f"prefill {args.prompt_tokens}", 1, args.prompt_tokens, 0)
-    decodes = [Case(f"decode batch {batch}", batch, args.context, args.steps) for batch in args.batch]
-    return [prefill, *decodes]
-
-
-def show(rows: list[Row], facts: Machine, args: argparse.Namespace) -> None:
-    """A table for people."""
-    table = Table(title=f"tokens per second, {args.threads} threads, medians of {args.repeats}", min_width=78)
-    table.add_column("")
-    for heading in ("ours", "range", "llama.cpp", "range", "ratio", "Python"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for r in rows:
-        cells = [f"{r.ours:.0f}", _range(r.ours_range), f"{r.theirs:.0f}", _range(r.theirs_range)]
-        table.add_row(r.case, *cells, f"{r.ratio:.2f}", f"{100 * r.python_share:.1f} %")
-    console = Console()
-    console.print(table)
-    console.print(f"ours {args.file.name}, llama.cpp {args.their_file.name}; {describe(facts)}")
-
-
-def _range(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.0f}-{ends[1]:.0f}"
+    found = [
+        {"name": c.name, "file": c.ours, "their_file": c.theirs, "rows": [asdict(r) for r in results[c.name]]}
+        for c in chosen
+    ]
+    result = {
+        "machine": facts,
+        "threads": args.threads,
+        "repeats": args.repeats,
+        "read_gb_per_s": read_gb_per_s,
+        "peer": {"name": "llama-cpp-python", "version": llama_cpp.__version__},
+        "comparisons": found,
+    }
+    return json.dumps(result, indent=1)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--file", default="smollm2", help=FILE_HELP)
+    parser.add_argument("--file", action="append", help=f"may be repeated; {FILE_HELP}; default: smollm2")
     parser.add_argument("--their-file", help="llama.cpp's file, in the same words; default: the same as ours")
+    parser.add_argument(
+        "--table",
+        nargs="*",
+        choices=TABLE,
+        metavar="NAME",
+        help=f"comparisons with a target instead of files: {', '.join(TABLE)}; no name: all",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", help="our kernels; default: the best of this machine")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the prefill case")
-    parser.add_argument("--context", type=int, default=128, help="tokens before the timed decode steps")
+    parser.add_argument("--prompt-tokens", type=numbers, help="of the prefills; default: 512, as 512,8192")
+    parser.add_argument("--context", type=numbers, help="tokens before the timed steps; default: 128")
+    parser.add_argument("--batch", type=numbers, help="sequences of the decodes; default: 1,8,16,32")
     parser.add_argument("--steps", type=int, default=24, help="timed decode steps")
     parser.add_argument(
-        "--batch", type=lambda text: [int(b) for b in text.split(",")], default=[1, 8, 16, 32]
+        "--repeats", type=int, default=7, help=f"counted rounds; at most {_LONG_REPEATS} at long contexts"
     )
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     args = parser.parse_args()
-    args.their_file = model_file(args.their_file or args.file)
-    args.file = model_file(args.file)
+    if args.table is not None and (args.file or args.their_file):
+        parser.error("--table names the files itself; give it, or --file and --their-file")
     return args
 
 
 def main() -> None:
     args = parse_args()
     facts = machine()
-    rows = [measure(case, args) for case in cases(args)]
+    read_gb_per_s = limits.measure(args.threads)[-1].read_gb_per_s
+    chosen = comparisons(args)
+    results = {comparison.name: compare(comparison, args, read_gb_per_s) for comparison in chosen}
     if args.json:
-        import llama_cpp
-
-        peer = {"name": "llama-cpp-python", "version": llama_cpp.__version__, "file": str(args.their_file)}
-        result = {"machine": facts, "threads": args.threads, "repeats": args.repeats, "file": str(args.file)}
-        print(json.dumps(result | {"peer": peer, "rows": [asdict(r) for r in rows]}, indent=1))
+        print(as_json(chosen, results, read_gb_per_s, facts, args))
     else:
-        show(rows, facts, args)
+        show(results, read_gb_per_s, facts, args.threads)
 
 
 if __name__ == "__main__":

@@ -111,13 +111,13 @@ class LlamaCppSpeed:
     """Times llama.cpp. The argmax over its logits is numpy's, where they lie: the cheapest greedy sampler.
 
     Prompts of the last decode stay in its cache and are not computed again.
-    ``argmax_seconds`` is the part of the last timing that the argmax took.
+    ``aside_seconds`` is the part of the last timing that the argmax took.
     """
 
     def __init__(self, path: Path, *, threads: int, sequences: int, length: int) -> None:
         self._llama = LlamaCpp(path, threads=threads, sequences=sequences, length=length)
         self.vocab_size: int = self._llama.vocab_size
-        self.argmax_seconds = 0.0
+        self.aside_seconds = 0.0
         self._cached: list[list[int]] = []
         self._first_tokens: list[int] = []
 
@@ -130,7 +130,7 @@ class LlamaCppSpeed:
         computed = perf_counter()
         logits.argmax(axis=-1)
         end = perf_counter()
-        self.argmax_seconds = end - computed
+        self.aside_seconds = end - computed
         return end - begin
 
     def decode_seconds(self, prompts: Sequence[Sequence[int]], steps: int) -> float:
@@ -145,7 +145,7 @@ class LlamaCppSpeed:
             tokens = logits.argmax(axis=-1).tolist()
             argmax += perf_counter() - computed
         seconds = perf_counter() - begin
-        self.argmax_seconds = argmax
+        self.aside_seconds = argmax
         return seconds
 
     def _hold(self, prompts: Sequence[Sequence[int]]) -> None:

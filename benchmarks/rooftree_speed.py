@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
+from rooftree.checkpoint.layout import EMBEDDING
+from rooftree.checkpoint.open import open_checkpoint
 from rooftree.engine.builder import build_engine_core
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineCoreOutputs, EngineCoreRequest
@@ -17,7 +19,9 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 class RooftreeSpeed:
     """Times ``EngineCore.step``: scheduling, the step, sampling and bookkeeping; prefix cache on.
 
-    ``python_seconds`` is the part of the last timing spent outside the native program.
+    Attributes:
+        aside_seconds: the part of the last timing spent outside the native program.
+        step_weight_bytes: packed weights that a step reads: all, but an embedding that is not the head too.
     """
 
     def __init__(
@@ -29,14 +33,20 @@ class RooftreeSpeed:
             isa=isa,
             max_num_seqs=sequences,
             max_model_len=length,
+            # The pool is what these sequences need and no more.
+            kv_watermark=0.0,
         )
-        self._core, self.ready = build_engine_core(config)
-        self.python_seconds = 0.0
+        checkpoint = open_checkpoint(config.model)
+        self._core, self.ready = build_engine_core(config, checkpoint)
+        unread = 0 if checkpoint.spec.tie_word_embeddings else checkpoint.tensors[EMBEDDING].num_bytes
+        self.step_weight_bytes = self._core.executor.weight_bytes - unread
+        self.aside_seconds = 0.0
         self._num_requests = 0
+        self._held: list[list[int]] = []
 
     def prefill_seconds(self, prompt: Sequence[int]) -> float:
         """From a prompt, which must be new to the prefix cache, to its first token."""
-        self.python_seconds = 0.0
+        self.aside_seconds = 0.0
         begin = perf_counter()
         self._add([prompt], max_tokens=1)
         while self._core.has_unfinished_requests:
@@ -46,14 +56,15 @@ class RooftreeSpeed:
     def decode_seconds(self, prompts: Sequence[Sequence[int]], steps: int) -> float:
         """``steps`` steps of one token for each of the prompts, which are computed before and not timed.
 
-        The scheduler lets the first prompts of a large batch decode while the last ones are computed, so when
-        the time begins the first contexts are a few tokens longer than the prompts.
+        Prompts are computed one by one first, so that all of them then begin in a step or two; should some
+        decode while the last ones begin, their contexts are a few tokens longer than the prompts.
         """
+        self._hold(prompts)
         ids = self._add(prompts, max_tokens=2 * len(prompts) + steps)
         waiting = set(ids)
         while waiting:
             waiting -= {output.request_id for output in self._step().outputs}
-        self.python_seconds = 0.0
+        self.aside_seconds = 0.0
         begin = perf_counter()
         for _ in range(steps):
             if len(self._step().outputs) != len(prompts):
@@ -64,6 +75,27 @@ class RooftreeSpeed:
         self._core.abort_requests(ids)
         self._core.step()
         return seconds
+
+    def serve_seconds(self, prompts: Sequence[Sequence[int]], at_once: int, tokens: int) -> float:
+        """All prompts with answers of ``tokens`` tokens, the next one as soon as one of ``at_once`` ends."""
+        waiting = list(reversed(prompts))
+        self.aside_seconds = 0.0
+        begin = perf_counter()
+        for _ in range(min(at_once, len(waiting))):
+            self._add([waiting.pop()], max_tokens=tokens)
+        while self._core.has_unfinished_requests:
+            for output in self._step().outputs:
+                if output.finish_reason is not None and waiting:
+                    self._add([waiting.pop()], max_tokens=tokens)
+        return perf_counter() - begin
+
+    def _hold(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Bring the prefix cache to know these prompts."""
+        wanted = [list(prompt) for prompt in prompts]
+        if wanted != self._held:
+            for prompt in wanted:
+                self.prefill_seconds(prompt)
+            self._held = wanted
 
     def _add(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
         ids = []
@@ -80,7 +112,7 @@ class RooftreeSpeed:
                 raise RuntimeError(output.error)
         record = self._core.last_step
         if record is not None:
-            self.python_seconds += record.seconds - record.native_seconds
+            self.aside_seconds += record.seconds - record.native_seconds
         return outputs
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -19,16 +20,17 @@ Metrics = dict[str, float]
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-_PAGE_KIB = 4
 _SAMPLE = re.compile(r"^(rooftree:\w+)(?:\{([^}]*)\})? (\S+)$")
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process of the server: resident memory in MiB, open files."""
+    """One process of the server: resident memory now and at its highest, processor time, open files."""
 
     role: str
     rss_mib: float
+    peak_mib: float
+    cpu_seconds: float
     files: int
 
 
@@ -117,5 +119,19 @@ def _role(pid: int) -> str:
 
 
 def _state(role: str, pid: int) -> ProcessState:
-    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_KIB / 1024
-    return ProcessState(role, resident, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
+    folder = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    # The name, which may hold anything, ends with the last bracket; then come fields 3 and on.
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    return ProcessState(
+        role,
+        rss_mib=_mib(status["VmRSS"]),
+        peak_mib=_mib(status["VmHWM"]),
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        files=sum(1 for _ in (folder / "fd").iterdir()),
+    )
+
+
+def _mib(text: str) -> float:
+    """``1234 kB`` of a status file."""
+    return int(text.split()[0]) / 1024
