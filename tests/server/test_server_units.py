@@ -117,6 +117,16 @@ def test_buckets_rise_and_are_fine_below_a_third_of_a_second() -> None:
     assert all(after <= 2 * before for before, after in itertools.pairwise(fine))
 
 
+def test_the_blocks_of_an_engine_that_has_not_run_yet_are_free() -> None:
+    metrics = Metrics("tiny")
+    metrics.engine_ready(16, 40)
+    line = 'rooftree:kv_cache_blocks{engine="0",model_name="tiny",state="free"} 40.0'
+    assert line in Exposition(metrics).text().decode()
+    metrics.record(IterationStats(scheduler=SchedulerStats(num_owned_blocks=40, num_total_blocks=40)))
+    metrics.engine_ready(16, 40)
+    assert metrics.scheduler.num_owned_blocks == 40
+
+
 def test_metrics_of_an_idle_server_are_zero_and_complete() -> None:
     metrics = Metrics("m")
     first = Exposition(metrics).text().decode()

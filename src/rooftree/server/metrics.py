@@ -43,8 +43,10 @@ class Metrics:
         self.request_preemptions = Histogram(SMALL_NUMBERS)
 
     def engine_ready(self, block_size: int, num_blocks: int) -> None:
-        """What the engine's memory came to."""
+        """What the engine's memory came to; until its first step all of it is free."""
         self.block_size, self.num_blocks = block_size, num_blocks
+        if self.scheduler.num_total_blocks == 0:
+            self.scheduler = SchedulerStats(num_free_blocks=num_blocks, num_total_blocks=num_blocks)
 
     def refused(self, error: RequestError) -> None:
         """A request was answered with an error."""
