@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,20 @@ def test_more_connections_than_files_hold_up_nobody(tmp_path: Path, model: Path)
         assert server.health() == 200
         assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
         assert server.log.count("out of system resource") < 1000
+
+
+def test_long_texts_share_few_threads(tmp_path: Path, model: Path) -> None:
+    with ServeProcess(tmp_path, model, *SMALL).wait_ready() as server:
+        process = psutil.Process(server.process.pid)
+
+        def tokenize(_: int) -> int:
+            return httpx.post(f"{server.url}/tokenize", json={"prompt": "z" * 60_000}, timeout=30).status_code
+
+        assert tokenize(0) == 200  # the tokenizer's own threads are there now, and one of those four
+        before = process.num_threads()
+        with ThreadPoolExecutor(16) as clients:
+            assert set(clients.map(tokenize, range(64))) == {200}
+        assert process.num_threads() - before <= 3
 
 
 def test_a_dead_engine_ends_streams_and_the_process(tmp_path: Path, model: Path) -> None:

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rooftree.engine.async_llm import AsyncLLM, EngineState
@@ -23,6 +24,9 @@ from rooftree.server.state import ServerState
 log = logging.getLogger("rooftree.server")
 
 _WATCH_SECONDS = 0.2
+# Threads that parse and tokenize what is too long for the event loop: few, since the longest texts, where the
+# context window admits them, take gigabytes each.
+_THREADS_BESIDE = 4
 
 
 class Service:
@@ -42,6 +46,7 @@ class Service:
             ConfigError, ModelError, EngineDeadError: the engine cannot start.
         """
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS_BESIDE, thread_name_prefix="beside-loop"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         url = address_of(listener)
