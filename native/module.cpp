@@ -52,7 +52,8 @@ void run(Program& program, MutableIntTable requests, IntTable tokens, IntTable b
                 reinterpret_cast<SampleResult*>(results.data()));
 }
 
-std::shared_ptr<PackedMatrix> pack(int format, Bytes stored, int64_t n, int64_t k, ThreadPool& pool, std::optional<FloatTable> scales,
+std::shared_ptr<PackedMatrix> pack(int format, Bytes stored, int64_t n, int64_t k, ThreadPool& pool, WeightMemory& memory,
+                                   std::optional<FloatTable> scales,
                                    int64_t block_rows, int64_t block_columns) {
     const Format f = static_cast<Format>(format);
     if (stored.size() != n * stored_row_bytes(f, k)) throw std::invalid_argument("stored bytes do not fit the shape");
@@ -64,7 +65,7 @@ std::shared_ptr<PackedMatrix> pack(int format, Bytes stored, int64_t n, int64_t 
             throw std::invalid_argument("the scales do not cover the matrix");
     }
     nb::gil_scoped_release release;
-    return PackedMatrix::pack(f, stored.data(), n, k, outer, pool);
+    return PackedMatrix::pack(f, stored.data(), n, k, outer, pool, memory);
 }
 
 void unpack_row(const PackedMatrix& matrix, int64_t row, MutableFloats out) {
@@ -92,12 +93,14 @@ NB_MODULE(_native, m) {
 
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("size", &ThreadPool::size);
 
+    nb::class_<WeightMemory>(m, "WeightMemory").def(nb::init<>());
+
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def_prop_ro("n", [](const PackedMatrix& p) { return p.n; })
         .def_prop_ro("k", [](const PackedMatrix& p) { return p.k; })
-        .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.buffer->size(); })
+        .def_prop_ro("nbytes", &PackedMatrix::num_bytes)
         .def("unpack_row", &unpack_row, "row"_a, "out"_a);
-    m.def("pack", &pack, "format"_a, "stored"_a, "n"_a, "k"_a, "pool"_a, "scales"_a = nb::none(),
+    m.def("pack", &pack, "format"_a, "stored"_a, "n"_a, "k"_a, "pool"_a, "memory"_a, "scales"_a = nb::none(),
           "block_rows"_a = 1, "block_columns"_a = 1);
 
     nb::class_<KvCache>(m, "KvCache")

@@ -20,6 +20,16 @@ Buffer::Buffer(size_t bytes) : size_(bytes) {
 
 Buffer::~Buffer() { munmap(data_, size_ == 0 ? 1 : size_); }
 
+WeightMemory::Place WeightMemory::take(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (!chunk_ || used_ + bytes > chunk_->size()) {
+        chunk_ = std::make_shared<Buffer>(bytes > kChunk ? bytes : kChunk);
+        used_ = 0;
+    }
+    used_ += bytes;
+    return {chunk_, chunk_->data() + used_ - bytes};
+}
+
 namespace {
 
 // ---- stored rows ----------------------------------------------------------------------------------------------
@@ -247,7 +257,7 @@ RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r) {
 }
 
 std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
-                                                 const OuterScales& scales, ThreadPool& pool) {
+                                                 const OuterScales& scales, ThreadPool& pool, WeightMemory& memory) {
     if (k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
     if (scales.values && format != Format::F8_E4M3 && !is_fp4(format))
         throw std::invalid_argument("this format has no scales beside it");
@@ -259,11 +269,11 @@ std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* s
     packed->n = n;
     packed->k = k;
     const size_t bytes = tile_bytes(format, k);
-    packed->buffer = std::make_unique<Buffer>(packed->tiles() * bytes);
+    packed->place = memory.take(packed->num_bytes());
     pool.parallel_for(packed->tiles(), 4, [&](int64_t t) {
         const int64_t row = t * kTileRows;
         const int64_t rows = n - row < kTileRows ? n - row : kTileRows;
-        pack_tile(format, stored + row * stored_row_bytes(format, k), row, rows, k, scales, packed->buffer->data() + t * bytes);
+        pack_tile(format, stored + row * stored_row_bytes(format, k), row, rows, k, scales, packed->place.data + t * bytes);
     });
     return packed;
 }

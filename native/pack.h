@@ -132,18 +132,35 @@ class Buffer {
     size_t size_;
 };
 
+// Room for many matrices in few large mappings. A matrix alone is often smaller than a huge page, and with small pages
+// the processor stops reading ahead every 4 KiB. Not for several threads at once.
+class WeightMemory {
+   public:
+    struct Place {
+        std::shared_ptr<Buffer> owner;
+        uint8_t* data;
+    };
+    Place take(size_t bytes);
+
+   private:
+    static constexpr size_t kChunk = size_t{64} << 20;
+    std::shared_ptr<Buffer> chunk_;
+    size_t used_ = 0;
+};
+
 // One matrix [n, k], packed. Rows beyond n in the last tile are zero.
 struct PackedMatrix {
     Format format;
     int64_t n, k;
-    std::unique_ptr<Buffer> buffer;
+    WeightMemory::Place place;
 
     int64_t tiles() const { return (n + kTileRows - 1) / kTileRows; }
-    const uint8_t* tile(int64_t t) const { return buffer->data() + t * tile_bytes(format, k); }
+    size_t num_bytes() const { return tiles() * tile_bytes(format, k); }
+    const uint8_t* tile(int64_t t) const { return place.data + t * tile_bytes(format, k); }
 
     // `stored`: n rows of stored_row_bytes(format, k). Scales go with F8_E4M3 (blocks of 128 columns or of all) and FP4.
     static std::shared_ptr<PackedMatrix> pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
-                                              const OuterScales& scales, ThreadPool& pool);
+                                              const OuterScales& scales, ThreadPool& pool, WeightMemory& memory);
 
     // One row back as float32, exactly as the format defines it (embedding look-up).
     void unpack_row(int64_t row, float* out) const;

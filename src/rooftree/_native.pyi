@@ -24,6 +24,9 @@ class ThreadPool:
     @property
     def size(self) -> int: ...
 
+class WeightMemory:
+    """Room for packed matrices, which keep what they use of it alive."""
+
 class PackedMatrix:
     @property
     def n(self) -> int: ...
@@ -39,6 +42,7 @@ def pack(
     n: int,
     k: int,
     pool: ThreadPool,
+    memory: WeightMemory,
     scales: _Floats | None = None,
     block_rows: int = 1,
     block_columns: int = 1,

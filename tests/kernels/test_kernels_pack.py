@@ -58,7 +58,7 @@ def test_rows_come_back(dtype: DType, n: int, blocks: int, shift: int, seed: int
     """Every byte pattern, so scales of any sign and size, -128, subnormals, infinities and NaNs with them."""
     k = width(dtype, blocks, odd=7)
     data = np.random.default_rng(seed).integers(0, 256, n * row_bytes(dtype, k), dtype=np.uint8)
-    packed = _native.pack(FORMAT_CODES[dtype], displaced(data, shift), n, k, POOL)
+    packed = _native.pack(FORMAT_CODES[dtype], displaced(data, shift), n, k, POOL, _native.WeightMemory())
     with np.errstate(invalid="ignore", over="ignore"):
         expected = dequantize_bytes(dtype, data).reshape(n, k)
     if dtype == "F8_E4M3":
@@ -75,7 +75,9 @@ def test_all_quants_under_extreme_scales(dtype: DType, scale: float):
     size = FORMATS[dtype].block_bytes
     blocks = np.stack([np.resize(np.roll(steps, i), size) for i in range(0, 256, 4)])
     set_scales(dtype, blocks, np.float16([[scale, -scale]]))
-    packed = _native.pack(FORMAT_CODES[dtype], blocks.reshape(-1), 32, 2 * FORMATS[dtype].block, POOL)
+    packed = _native.pack(
+        FORMAT_CODES[dtype], blocks.reshape(-1), 32, 2 * FORMATS[dtype].block, POOL, _native.WeightMemory()
+    )
     expected = dequantize_bytes(dtype, blocks.reshape(-1)).reshape(packed.n, packed.k)
     assert np.array_equal(unpacked(packed), expected)
 
@@ -86,7 +88,7 @@ def one_scale(dtype: DType, scale: int) -> tuple[np.ndarray, np.ndarray]:
     data = block if dtype == "MXFP4" else np.insert(block, 9, scale)
     with np.errstate(over="ignore"):
         expected = dequantize_bytes(dtype, data)
-    return unpacked(_native.pack(FORMAT_CODES[dtype], data, 1, 32, POOL))[0], expected
+    return unpacked(_native.pack(FORMAT_CODES[dtype], data, 1, 32, POOL, _native.WeightMemory()))[0], expected
 
 
 @pytest.mark.parametrize("dtype", ["MXFP4", "NVFP4"])
@@ -102,7 +104,9 @@ def test_every_scale_of_fp4(dtype: DType):
 def test_every_code_of_fp8():
     codes = np.arange(256, dtype=np.uint8)
     expected = dequantize_bytes("F8_E4M3", codes)
-    got = unpacked(_native.pack(FORMAT_CODES["F8_E4M3"], codes, 256, 1, POOL)).reshape(-1)
+    got = unpacked(
+        _native.pack(FORMAT_CODES["F8_E4M3"], codes, 256, 1, POOL, _native.WeightMemory())
+    ).reshape(-1)
     assert np.array_equal(got, expected, equal_nan=True)
     assert np.flatnonzero(np.isnan(got)).tolist() == [0x7F, 0xFF]
 
@@ -112,7 +116,11 @@ def test_scales_beside_the_elements(dtype: DType, n: int, k: int, block: tuple[i
     """FP8 exactly; FP4 to the last bit, for there the factor and the block's scale become one float first."""
     tensor = scaled(dtype, n, k, block)
     assert tensor.scales is not None
-    got = unpacked(_native.pack(FORMAT_CODES[dtype], tensor.data, n, k, POOL, tensor.scales.values, *block))
+    got = unpacked(
+        _native.pack(
+            FORMAT_CODES[dtype], tensor.data, n, k, POOL, _native.WeightMemory(), tensor.scales.values, *block
+        )
+    )
     expected = dequantize(tensor)
     last_bit = np.spacing(np.abs(expected))
     assert np.all(np.abs(got - expected) <= (0 if dtype == "F8_E4M3" else last_bit))
@@ -123,7 +131,16 @@ def test_scales_that_do_not_fit_are_refused():
 
     def pack(dtype: DType, k: int, shape: tuple[int, int], *block: int) -> None:
         size = row_bytes(dtype, k) * 32
-        _native.pack(FORMAT_CODES[dtype], data[:size], 32, k, POOL, np.ones(shape, np.float32), *block)
+        _native.pack(
+            FORMAT_CODES[dtype],
+            data[:size],
+            32,
+            k,
+            POOL,
+            _native.WeightMemory(),
+            np.ones(shape, np.float32),
+            *block,
+        )
 
     pack("F8_E4M3", 256, (2, 2), 16, 128)
     for shape, block in (((1, 2), (16, 128)), ((2, 1), (16, 128)), ((2, 2), (0, 128)), ((2, 2), (16, -1))):
@@ -152,7 +169,7 @@ PACKED_BITS: dict[DType, float] = {"F8_E4M3": 8.25, "MXFP4": 5, "NVFP4": 6, "Q4_
 def test_size_is_whole_tiles(dtype: DType, n: int):
     k = width(dtype, 2, odd=128)
     data = quantize(dtype, np.ones((n, k), np.float32))
-    packed = _native.pack(FORMAT_CODES[dtype], data, n, k, POOL)
+    packed = _native.pack(FORMAT_CODES[dtype], data, n, k, POOL, _native.WeightMemory())
     assert (packed.n, packed.k) == (n, k)
     tiles = -(-n // 16)
     assert packed.nbytes == tiles * _native.tile_bytes(FORMAT_CODES[dtype], k)
@@ -163,12 +180,12 @@ def test_size_is_whole_tiles(dtype: DType, n: int):
 def test_misfits_are_refused():
     data = np.zeros(4 * 64, np.uint8)
     with pytest.raises(ValueError, match="do not fit"):
-        _native.pack(FORMAT_CODES["F32"], data, 2, 33, POOL)
+        _native.pack(FORMAT_CODES["F32"], data, 2, 33, POOL, _native.WeightMemory())
     with pytest.raises(ValueError, match="whole blocks"):
-        _native.pack(FORMAT_CODES["Q8_0"], data[:34], 1, 33, POOL)
+        _native.pack(FORMAT_CODES["Q8_0"], data[:34], 1, 33, POOL, _native.WeightMemory())
     with pytest.raises(ValueError, match="whole blocks"):
-        _native.pack(FORMAT_CODES["NVFP4"], data[:18], 1, 48, POOL)
-    packed = _native.pack(FORMAT_CODES["F32"], data, 2, 32, POOL)
+        _native.pack(FORMAT_CODES["NVFP4"], data[:18], 1, 48, POOL, _native.WeightMemory())
+    packed = _native.pack(FORMAT_CODES["F32"], data, 2, 32, POOL, _native.WeightMemory())
     for row, size in ((2, 32), (-1, 32), (0, 31)):
         with pytest.raises(ValueError, match="no such row"):
             packed.unpack_row(row, np.empty(size, np.float32))

@@ -78,7 +78,9 @@ def test_memory_does_not_grow_with_depth_but_with_the_step():
 
 def test_the_native_program_refuses_misfits():
     pool = _native.ThreadPool(1)
-    packed = _native.pack(FORMAT_CODES["F32"], np.zeros(4 * 3 * 8, np.uint8), 3, 8, pool)
+    packed = _native.pack(
+        FORMAT_CODES["F32"], np.zeros(4 * 3 * 8, np.uint8), 3, 8, pool, _native.WeightMemory()
+    )
     none = np.zeros(0, np.float32)
     program = _native.Program(pool, "portable", 4, 2)
     wide, narrow = program.add_value(0, 32, False), program.add_value(128, 12, False)

@@ -99,6 +99,7 @@ class CpuRecorder:
 
     def __init__(self, pool: _native.ThreadPool, *, heads: int, kv_heads: int, head_dim: int) -> None:
         self._pool = pool
+        self._memory = _native.WeightMemory()
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._slots: list[_SlotUse] = []
         self._ops: list[RecordedOp] = []
@@ -151,7 +152,9 @@ class CpuRecorder:
             _refuse_narrow_scales(tensor)
             n, k = tensor.shape
             scales = () if tensor.scales is None else (tensor.scales.values, *tensor.scales.block)
-            packed = _native.pack(FORMAT_CODES[tensor.dtype], tensor.data, n, k, self._pool, *scales)
+            packed = _native.pack(
+                FORMAT_CODES[tensor.dtype], tensor.data, n, k, self._pool, self._memory, *scales
+            )
             self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
         return self._matrices[tensor.name]
 
