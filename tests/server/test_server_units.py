@@ -96,6 +96,10 @@ def test_logprobs_of_tokens_that_are_no_text() -> None:
     parts = [Logprob(1, "\ufffd", b"\xe2\x82", -math.inf, 2), Logprob(2, "\ufffd", b"\xe2\x83", -1.0, 1)]
     shaped = completion_logprobs([PositionLogprobs(parts[0], parts)], TextOffsets())
     assert shaped.top_logprobs == [{"bytes:\\xe2\\x82": -9999.0, "bytes:\\xe2\\x83": -1.0}]
+    marks = [Logprob(3, "<|a|>", b"", -1.0), Logprob(4, "<|b|>", b"", -2.0), Logprob(5, "", b"", -3.0)]
+    shaped = completion_logprobs([PositionLogprobs(marks[0], marks)], TextOffsets())
+    assert shaped.tokens == ["<|a|>"]
+    assert shaped.top_logprobs == [{"<|a|>": -1.0, "<|b|>": -2.0, "token_id:5": -3.0}]
     position = chat_logprobs([PositionLogprobs(parts[0], parts)]).content[0]
     assert (position.bytes, position.logprob) == ([0xE2, 0x82], -9999.0)
 

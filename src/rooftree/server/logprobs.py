@@ -50,7 +50,12 @@ def completion_logprobs(positions: Sequence[PositionLogprobs], offsets: TextOffs
 
 
 def _spelling(logprob: Logprob) -> str:
-    """A token's text, or its bytes where they are not text, so that no two tokens share a key."""
+    """A token's text, its bytes where they are not text, its name or id where it has none.
+
+    So no two tokens share a key of ``top_logprobs``.
+    """
+    if not logprob.bytes:
+        return logprob.token or f"token_id:{logprob.token_id}"
     try:
         return logprob.bytes.decode()
     except UnicodeDecodeError:
