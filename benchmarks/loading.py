@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from machine import Machine, describe, machine
 from model_files import FILE_HELP, model_file
-from served import serve
+from served import Served, serve
+from side_by_side import wide_console
 
 MODELS = ("llama-1gb", "llama-1b-F16", "llama-1b-F16 --quantization q4_0")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -38,9 +38,11 @@ class Loading:
     Attributes:
         file_bytes: its size on disk.
         seconds: from the start of the process to readiness, as start-up prints it, and its phases.
-        peak_mib: highest resident memory of the engine process, pages of the file that it maps included.
         parts_mib: packed weights, activations and KV cache, as start-up prints them.
-        peak_ratio: peak_mib over the sum of the parts.
+        peak_mib: highest resident memory of the engine process, pages of the file that it maps included,
+            which the system takes back when it needs them.
+        own_peak_mib: the same without pages of files, looked at ten times a second.
+        peak_ratio, own_peak_ratio: over the sum of the parts.
         api_peak_mib: highest resident memory of the process that talks to clients.
         idle_cpu: processor time of all processes at rest over the time, in shares of one processor.
     """
@@ -49,9 +51,11 @@ class Loading:
     file_bytes: int
     seconds: float
     phases: dict[str, float] = field(repr=False)
-    peak_mib: float
     parts_mib: dict[str, float]
+    peak_mib: float
+    own_peak_mib: float
     peak_ratio: float
+    own_peak_ratio: float
     api_peak_mib: float
     idle_cpu: float
 
@@ -61,8 +65,9 @@ def measure(model: str, args: argparse.Namespace, log: Path) -> Loading:
     name, *flags = shlex.split(model)
     path = model_file(name)
     file_bytes = warm(path)
-    limits = ["--max-model-len", "2048", "--kv-cache-memory", args.kv_cache_memory]
-    with serve(str(path), [*limits, *flags, *shlex.split(args.serve_options)], log) as served:
+    watcher = _Watcher()
+    limits = ["--max-model-len", "1024", "--kv-cache-memory", args.kv_cache_memory]
+    with serve(str(path), [*limits, *flags, *shlex.split(args.serve_options)], log, watcher) as served:
         time.sleep(args.rest_seconds / 2)
         before = sum(state.cpu_seconds for state in served.processes())
         begin = time.monotonic()
@@ -76,12 +81,30 @@ def measure(model: str, args: argparse.Namespace, log: Path) -> Loading:
         file_bytes=file_bytes,
         seconds=seconds,
         phases=phases,
-        peak_mib=peak,
         parts_mib=parts,
+        peak_mib=peak,
+        own_peak_mib=watcher.peak_mib,
         peak_ratio=peak / sum(parts.values()),
+        own_peak_ratio=watcher.peak_mib / sum(parts.values()),
         api_peak_mib=next(state.peak_mib for state in states if state.role == "API"),
         idle_cpu=idle,
     )
+
+
+class _Watcher:
+    """Keeps the highest memory of the engine process that is no page of a file."""
+
+    def __init__(self) -> None:
+        self.peak_mib = 0.0
+
+    def __call__(self, served: Served) -> None:
+        try:
+            states = served.processes()
+        except FileNotFoundError:
+            return  # a process that ended while it was looked at
+        for state in states:
+            if state.role == "engine":
+                self.peak_mib = max(self.peak_mib, state.anonymous_mib)
 
 
 def warm(path: Path) -> int:
@@ -115,12 +138,14 @@ def show(results: list[Loading], facts: Machine) -> None:
     """A table for people."""
     table = Table(title="loading, from a warm page cache")
     table.add_column("")
-    for heading in ("file, GB", "seconds", "parts, MiB", "peak, MiB", "ratio", "idle CPU"):
+    for heading in ("GB", "seconds", "parts, MiB", "own peak", "ratio", "with file", "ratio", "idle CPU"):
         table.add_column(heading, justify="right")
     for r in results:
         cells = (f"{r.file_bytes / 1e9:.2f}", f"{r.seconds:.2f}", f"{sum(r.parts_mib.values()):.0f}")
-        table.add_row(r.model, *cells, f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}", f"{r.idle_cpu:.2%}")
-    console = Console()
+        own = (f"{r.own_peak_mib:.0f}", f"{r.own_peak_ratio:.2f}")
+        whole = (f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}")
+        table.add_row(r.model, *cells, *own, *whole, f"{r.idle_cpu:.2%}")
+    console = wide_console()
     console.print(table)
     console.print(describe(facts))
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +18,23 @@ import httpx
 
 Metrics = dict[str, float]
 
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _STOP_SECONDS = 30.0
 _SAMPLE = re.compile(r"^(rooftree:\w+)(?:\{([^}]*)\})? (\S+)$")
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process of the server: resident memory now and at its highest, processor time, open files."""
+    """One process of the server: resident memory, processor time, open files.
+
+    Attributes:
+        anonymous_mib: the part of ``rss_mib`` that is no page of a file.
+        peak_mib: the highest ``rss_mib`` so far.
+    """
 
     role: str
     rss_mib: float
+    anonymous_mib: float
     peak_mib: float
     cpu_seconds: float
     files: int
@@ -57,8 +63,13 @@ class Served:
 
 
 @contextmanager
-def serve(model: str, options: Sequence[str], log: Path) -> Iterator[Served]:
+def serve(
+    model: str, options: Sequence[str], log: Path, watch: Callable[[Served], None] = lambda served: None
+) -> Iterator[Served]:
     """Run a server on a free port for as long as the context lasts; its log goes to a file.
+
+    Args:
+        watch: called ten times a second until the server is ready.
 
     Raises:
         SystemExit: it does not become ready.
@@ -71,7 +82,7 @@ def serve(model: str, options: Sequence[str], log: Path) -> Iterator[Served]:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
         served = Served(process, f"http://127.0.0.1:{port}")
-        _wait_until_ready(served, shlex.join(command), log)
+        _wait_until_ready(served, shlex.join(command), log, watch)
         yield served
     finally:
         process.terminate()
@@ -81,9 +92,10 @@ def serve(model: str, options: Sequence[str], log: Path) -> Iterator[Served]:
             process.kill()
 
 
-def _wait_until_ready(served: Served, command: str, log: Path) -> None:
+def _wait_until_ready(served: Served, command: str, log: Path, watch: Callable[[Served], None]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while served.is_alive and time.monotonic() < deadline:
+        watch(served)
         try:
             if httpx.get(f"{served.url}/health").status_code == 200:
                 return
@@ -126,6 +138,7 @@ def _state(role: str, pid: int) -> ProcessState:
     return ProcessState(
         role,
         rss_mib=_mib(status["VmRSS"]),
+        anonymous_mib=_mib(status["RssAnon"]),
         peak_mib=_mib(status["VmHWM"]),
         cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         files=sum(1 for _ in (folder / "fd").iterdir()),
