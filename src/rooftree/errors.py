@@ -8,7 +8,7 @@ class RooftreeError(Exception):
 
 
 class ModelError(RooftreeError):
-    """A model that cannot be loaded. The message names the file and, where there is one, the tensor or key."""
+    """A model that cannot be loaded. The message names the file and, if it is one, the tensor or key."""
 
 
 class ConfigError(RooftreeError):
