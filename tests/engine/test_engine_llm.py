@@ -168,6 +168,14 @@ def test_the_edge_of_the_context_window(room: int):
     assert_at_rest(llm)
 
 
+def test_a_salt_too_long_is_refused():
+    llm = make_llm()
+    with pytest.raises(RequestError, match="cache_salt has 1025 characters; possible: at most 1024"):
+        llm.generate([[1]], greedy(), cache_salt="x" * 1025)
+    assert llm.generate([[1]], greedy(2), cache_salt="x" * 1024)[0].finished
+    assert_at_rest(llm)
+
+
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch):
     llm = make_llm(max_model_len=64)
     bound = llm.tokenizer.length_bound

@@ -23,6 +23,7 @@ Prompt = str | Sequence[int]
 
 _SEEDS = 1 << 64
 _INT64 = 1 << 63
+_MAX_SALT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class InputProcessor:
         validate_sampling_params(params, self._vocab_size)
         max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self.max_model_len)
         self._check_priority(priority)
-        _check_text(cache_salt, "cache_salt")
+        _check_salt(cache_salt)
         seed = (self._draw_seed() if params.seed is None else params.seed) % _SEEDS
         core_params = self._core_params(params)
         serial = next(self._serial)
@@ -170,6 +171,15 @@ def choice_seed(seed: int, index: int) -> int:
         return seed
     message = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(blake2b(message, digest_size=8, person=b"rooftree-choice").digest(), "little")
+
+
+def _check_salt(cache_salt: str) -> None:
+    # Each choice carries its own copy to the engine.
+    if len(cache_salt) > _MAX_SALT:
+        raise RequestError(
+            f"cache_salt has {len(cache_salt)} characters; possible: at most {_MAX_SALT}", param="cache_salt"
+        )
+    _check_text(cache_salt, "cache_salt")
 
 
 def _check_text(text: str, param: str) -> None:
