@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from server_rig import RunningServer
+from fake_llm import FakeLLM
+from server_rig import RunningServer, running_server
+
+from rooftree.server.config import ServerConfig
 
 CHAT = {
     "model": "tiny",
@@ -168,6 +174,29 @@ def test_many_tokens_have_the_text_that_few_have(server: RunningServer) -> None:
     wrong = server.http.post("/detokenize", json={"tokens": [104] * 10_000 + [300]})
     assert check_refusal(wrong)["param"] == "tokens"
     check_alive(server)
+
+
+def test_clients_that_stall_do_not_fill_the_memory() -> None:
+    config = ServerConfig(max_body_size=1000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    with running_server(FakeLLM(), config) as server, contextlib.ExitStack() as stalled:
+        for _ in range(16):
+            connection = stalled.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(head + b" " * 999)
+        wait_until(lambda: server.state.bodies.held == 16 * 999)
+        refused = server.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert refused.headers["Retry-After"] == "1"
+        stalled.close()
+        wait_until(lambda: server.state.bodies.held == 0)
+        check_alive(server)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_client_that_leaves_while_sending_its_body_is_forgotten(server: RunningServer) -> None:

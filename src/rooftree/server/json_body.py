@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,12 +23,46 @@ class ClientGone(Exception):  # noqa: N818 - an event, not a fault
     """The client closed the connection before its answer was complete."""
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """The whole body.
+@dataclass(slots=True)
+class BodyBudget:
+    """Bytes of all bodies that are being received or parsed: clients that stall could fill the memory."""
+
+    limit: int
+    held: int = 0
+
+    @contextlib.contextmanager
+    def account(self) -> Iterator[Callable[[int], None]]:
+        """A function that adds to one body's bytes; they are given back at the end.
+
+        It raises a RequestError, 503, where there is no room.
+        """
+        mine = 0
+
+        def add(num_bytes: int) -> None:
+            nonlocal mine
+            if self.held + num_bytes > self.limit:
+                raise RequestError(
+                    f"the bodies being received have {self.held} bytes together, of at most {self.limit}; "
+                    f"there is no room for more now",
+                    status=503,
+                    code="overloaded",
+                    retry_after=1.0,
+                )
+            self.held += num_bytes
+            mine += num_bytes
+
+        try:
+            yield add
+        finally:
+            self.held -= mine
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int, add: Callable[[int], None]) -> bytes:
+    """The whole body; ``add`` is told of each part's bytes.
 
     Raises:
-        RequestError: 415 unless the content type is JSON in UTF-8, 413 beyond ``limit`` bytes, 408 when
-            nothing more of it comes.
+        RequestError: what ``add`` raises; 415 unless the content type is JSON in UTF-8, 413 beyond ``limit``
+            bytes, 408 when nothing more of it comes.
         ClientGone: the connection closed first.
     """
     _check_content_type(headers.get("content-type"))
@@ -37,6 +74,7 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
         message = await _next_message(receive)
         if message["type"] == "http.disconnect":
             raise ClientGone
+        add(len(message.get("body", b"")))
         body += message.get("body", b"")
         if len(body) > limit:
             raise _too_large(len(body), limit)

@@ -32,9 +32,10 @@ async def read(request: Request, kind: type[Body], off_values: OffValues) -> tup
         ClientGone: the client left while sending it.
     """
     state = state_of(request)
-    body = await read_body(request.headers, request.receive, state.config.max_body_size)
-    if len(body) <= _INLINE_BYTES:
-        fields = parse_object(body)
-    else:
-        fields = await asyncio.to_thread(parse_object, body)
+    with state.bodies.account() as add:
+        body = await read_body(request.headers, request.receive, state.config.max_body_size, add)
+        if len(body) <= _INLINE_BYTES:
+            fields = parse_object(body)
+        else:
+            fields = await asyncio.to_thread(parse_object, body)
     return state, read_request(fields, kind, off_values)

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 from rooftree.errors import RequestError
 from rooftree.server.config import ServerConfig
 from rooftree.server.inflight import InFlight
+from rooftree.server.json_body import BodyBudget
 from rooftree.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from rooftree.engine.async_llm import AsyncLLM
+
+# Bodies of the largest size that may be received at once; any number of smaller ones.
+_BODIES = 16
 
 
 class ServerState:
@@ -28,6 +32,7 @@ class ServerState:
         self.model = model
         self.metrics = metrics
         self.inflight = InFlight()
+        self.bodies = BodyBudget(_BODIES * config.max_body_size)
         self.llm: AsyncLLM | None = None
         self.draining = False
         self.created = int(time.time())
