@@ -54,6 +54,8 @@ def test_a_context_that_does_not_fit_is_lowered_with_a_notice(tiny_model: Callab
         ({"block_size": 24}, "--block-size"),
         ({"max_num_seqs": 0}, "--max-num-seqs"),
         ({"max_num_batched_tokens": 3}, "--max-num-batched-tokens"),
+        ({"max_num_batched_tokens": 1 << 31}, "--max-num-batched-tokens"),
+        ({"max_model_len": 1}, "--max-model-len must be at least 2"),
         ({"max_num_waiting": -1}, "--max-num-waiting"),
         ({"threads": 0}, "--threads"),
         ({"isa": "mmx"}, "--isa"),
@@ -68,6 +70,17 @@ def test_options_that_cannot_be_are_refused_naming_the_flag(
 ):
     with pytest.raises(ConfigError, match=text):
         LLM(tiny_model("llama", "F32"), **options)
+
+
+def test_memory_that_the_system_refuses_is_a_matter_of_options(tiny_model: Callable[[str, str], str]):
+    def make_executor(*arguments: Any) -> Any:
+        raise MemoryError("std::bad_alloc")
+
+    config = EngineConfig(model=tiny_model("llama", "F32"), max_num_batched_tokens=1 << 20)
+    with pytest.raises(
+        ConfigError, match="--max-num-batched-tokens 1048576 and --max-num-seqs 64; lower them"
+    ):
+        build_engine_core(config, make_executor=make_executor)
 
 
 def test_a_model_that_is_not_there_is_named():

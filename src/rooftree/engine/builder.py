@@ -15,7 +15,7 @@ from rooftree.engine.executors.base import Executor
 from rooftree.engine.host_memory import available_bytes
 from rooftree.engine.memory import Footprint, MemoryPlan, check_weights, plan_memory, wanted_model_len
 from rooftree.engine.messages import EngineReady
-from rooftree.errors import ModelError
+from rooftree.errors import ConfigError, ModelError
 from rooftree.kvcache.manager import KVCacheManager
 from rooftree.sampling.params import SamplingParams
 from rooftree.scheduler.config import SchedulerConfig
@@ -83,7 +83,13 @@ def build_engine_core(
     check_weights(checkpoint.path, checkpoint.weight_bytes, available_bytes())
     model_max_len = checkpoint.spec.max_position_embeddings
     with phases.time("weights"):
-        executor = make_executor(config, checkpoint, wanted_model_len(config, model_max_len))
+        try:
+            executor = make_executor(config, checkpoint, wanted_model_len(config, model_max_len))
+        except MemoryError:
+            raise ConfigError(
+                f"the system refused the memory for the weights or for steps of --max-num-batched-tokens "
+                f"{config.max_num_batched_tokens} and --max-num-seqs {config.max_num_seqs}; lower them"
+            ) from None
     try:
         with phases.time("kv_cache"):
             footprint = Footprint(

@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_THREADS = 1024
+MAX_STEP_TOKENS = 1 << 20
 
 
 def check_config(config: EngineConfig) -> None:
@@ -68,7 +69,10 @@ def check_config(config: EngineConfig) -> None:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=1 if config.max_model_len is None else config.max_model_len,
     )
+    length, step = config.max_model_len, config.max_num_batched_tokens
     rules = [
+        (length is None or length >= 2, "max_model_len", "at least 2, a token to read and one to answer"),
+        (step <= MAX_STEP_TOKENS, "max_num_batched_tokens", f"at most {MAX_STEP_TOKENS}"),
         (config.block_size >= 16 and config.block_size % 16 == 0, "block_size", "a multiple of 16"),
         (config.max_num_waiting >= 0, "max_num_waiting", "0 or more"),
         (0.0 < config.kv_cache_fraction <= 1.0, "kv_cache_fraction", "above 0 and at most 1"),
