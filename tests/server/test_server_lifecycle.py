@@ -170,6 +170,16 @@ def test_more_connections_than_files_hold_up_nobody(tmp_path: Path, model: Path)
         assert server.log.count("out of system resource") < 1000
 
 
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", ">&- 2>&-"])
+def test_a_server_that_nobody_listens_to_serves(tmp_path: Path, model: Path, redirection: str) -> None:
+    prefix = ("sh", "-c", f'exec "$@" {redirection}', "sh")
+    with ServeProcess(tmp_path, model, *SMALL, prefix=prefix).wait_ready() as server:
+        assert server.http.post("/v1/completions", json=ANSWER).status_code == 200
+        assert server.http.post("/nowhere").status_code == 404
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 def test_long_texts_share_few_threads(tmp_path: Path, model: Path) -> None:
     with ServeProcess(tmp_path, model, *SMALL).wait_ready() as server:
         process = psutil.Process(server.process.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TextIO
 
@@ -11,9 +12,19 @@ COLUMNS = ("memory", "size", "chosen by")
 
 
 def print_report(
-    ready: EngineReady, name: str, url: str, seconds: float, *, key_needed: bool, out: TextIO = sys.stderr
+    ready: EngineReady, name: str, url: str, seconds: float, *, key_needed: bool, out: TextIO | None = None
 ) -> None:
-    """Print it, in colour on a terminal and plainly elsewhere."""
+    """Print it to ``out``, standard error by default: in colour on a terminal and plainly elsewhere.
+
+    Where nobody can read it (the pipe or standard error is closed, the disk full), the server goes on.
+    """
+    out = sys.stderr if out is None else out
+    if out is not None:
+        with contextlib.suppress(OSError):
+            _print(ready, name, url, seconds, key_needed, out)
+
+
+def _print(ready: EngineReady, name: str, url: str, seconds: float, key_needed: bool, out: TextIO) -> None:
     phases = ", ".join(f"{phase} {spent:.2f} s" for phase, spent in ready.phase_seconds.items())
     headline = f"{name} is ready on {url} after {seconds:.2f} s ({phases})"
     command = _curl(name, url, key_needed)
