@@ -124,6 +124,17 @@ def test_characters_cut_between_tokens_are_never_torn(roomy: ServeProcess, start
     assert (text, reason) == (b"".join(walk).decode(), "stop")
 
 
+@pytest.mark.parametrize("wrong", ["z" * 9000, "z" * 9_000_000, "", [512], []])
+def test_one_wrong_prompt_of_several_is_refused_before_the_stream_begins(
+    roomy: ServeProcess, wrong: Any
+) -> None:
+    for prompts in (["z", wrong], [wrong, "z"], ["z"] * 20 + [wrong]):
+        response = roomy.http.post(
+            "/v1/completions", json={"prompt": prompts, "max_tokens": 50, "stream": True}
+        )
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt"), response.text
+
+
 def test_two_streams_share_no_state(roomy: ServeProcess) -> None:
     with ThreadPoolExecutor(8) as pool:
         letters = [*WALKS] * 8

@@ -21,7 +21,7 @@ from rooftree.server.gathering import Gathered, gather
 from rooftree.server.generation import Job, Tally, generate
 from rooftree.server.logprobs import TextOffsets, completion_logprobs
 from rooftree.server.params import sampling_params, wants_usage
-from rooftree.server.prompts import split_prompts
+from rooftree.server.prompts import encode_prompts, split_prompts
 from rooftree.server.protocol import Completion, CompletionChoice, CompletionRequest, Usage
 from rooftree.server.requests import read
 
@@ -51,6 +51,9 @@ async def completions(request: Request) -> EventStream | GeneratedAnswer:
     include_usage = wants_usage(body)
     params = sampling_params(body, state.sampling_defaults(llm))
     prompts = split_prompts(body.prompt)
+    if len(prompts) > 1:
+        llm.check_room(len(prompts) * params.n)
+        prompts = await encode_prompts(llm, prompts)
     job = Job(answer.id, prompts, params, body.priority or 0, body.cache_salt or "")
     if body.stream:
         return EventStream(state, answer.id, _chunks(llm, job, answer, include_usage))

@@ -87,7 +87,6 @@ async def _one(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, RequestOutp
 
 
 async def _several(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    llm.check_room(len(job.prompts) * job.params.n)  # before the first of them has cost anything
     news: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue()
 
     async def forward(prompt: int) -> None:

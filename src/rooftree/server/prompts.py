@@ -68,12 +68,35 @@ async def chat_prompt(
     return await encode_text(llm, text, add_special_tokens=False, param="messages")
 
 
+async def encode_prompts(llm: AsyncLLM, prompts: Sequence[str | list[int]]) -> list[str | list[int]]:
+    """Several prompts as token ids, so that one which is refused is so before the others run.
+
+    Raises:
+        RequestError: as ``encode_text``.
+    """
+
+    def encode() -> list[str | list[int]]:
+        return [
+            _encode(llm, prompt, add_special_tokens=True, param="prompt")
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in prompts
+        ]
+
+    num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    return encode() if num_characters <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
 async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
     """Token ids of a text; a long one is tokenized beside the event loop.
 
     Raises:
         RequestError: a text that has no tokens of the model, or that cannot fit the context window.
     """
-    check_text_length(llm.tokenizer, text, llm.max_model_len, param)
-    encode = partial(llm.tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param)
+    encode = partial(_encode, llm, text, add_special_tokens=add_special_tokens, param=param)
     return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+def _encode(llm: AsyncLLM, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    check_text_length(llm.tokenizer, text, llm.max_model_len, param)
+    return llm.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
