@@ -7,9 +7,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 
-def post(url: str, body: dict[str, object]) -> dict[str, object]:
+def post(url: str, body: dict[str, object]) -> Any:
     data = json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as response:
@@ -30,7 +31,7 @@ def main() -> None:
         f"{base}/v1/completions",
         {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0},
     )
-    text = answer["choices"][0]["text"]  # type: ignore[index]
+    text = answer["choices"][0]["text"]
     print(f"The capital of France is{text}")
     if not text.startswith(" Paris"):
         sys.exit(f"expected ' Paris', got {text!r}")
