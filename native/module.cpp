@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 #include <stdexcept>
 
 #include "cpu_features.h"
+#include "limits.h"
 #include "pack.h"
 #include "program.h"
 
@@ -90,6 +92,11 @@ NB_MODULE(_native, m) {
     m.def("philox_uniform", &philox_uniform, "seed"_a, "counter"_a);
     m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(static_cast<Format>(format), k); }, "format"_a, "k"_a);
     m.def("quantised_row_bytes", &quantised_row_bytes, "k"_a);
+
+    const nb::call_guard<nb::gil_scoped_release> no_gil;
+    m.def("read_rate", &read_rate, "isa"_a, "threads"_a, "num_bytes"_a, "tries"_a, no_gil);
+    m.def("fp32_rate", &fp32_rate, "isa"_a, "threads"_a, "rounds"_a, "tries"_a, no_gil);
+    m.def("int8_rates", &int8_rates, "isa"_a, "threads"_a, "rounds"_a, "tries"_a, no_gil);
 
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("size", &ThreadPool::size);
 

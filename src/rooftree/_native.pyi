@@ -18,6 +18,14 @@ def supported_isas() -> list[str]:
 def philox_uniform(seed: int, counter: int) -> float: ...
 def tile_bytes(format: int, k: int) -> int: ...
 def quantised_row_bytes(k: int) -> int: ...
+def read_rate(isa: str, threads: int, num_bytes: int, tries: int) -> float:
+    """Bytes/s that the threads read together, best of the tries. Raises ValueError for what cannot be."""
+
+def fp32_rate(isa: str, threads: int, rounds: int, tries: int) -> float:
+    """FLOP/s of multiply-adds in registers."""
+
+def int8_rates(isa: str, threads: int, rounds: int, tries: int) -> list[tuple[str, float]]:
+    """Operations/s of int8 products in registers, by way of computing them."""
 
 class ThreadPool:
     def __init__(self, threads: int) -> None: ...

@@ -14,7 +14,7 @@ from rooftree.errors import ConfigError
 from rooftree.roofline.batch import Batch, RequestTokens, Span, Window, batch_of
 from rooftree.roofline.clock import step_clock
 from rooftree.roofline.costs import model_costs
-from rooftree.roofline.efficiency import PEAK, Efficiency
+from rooftree.roofline.efficiency import PEAK, Efficiency, ProductRates
 from rooftree.roofline.experts import busiest_share, experts_touched
 from rooftree.roofline.parallel import Parallel
 from rooftree.roofline.time import arithmetic_rate, step_time
@@ -25,6 +25,16 @@ from rooftree.specs.weight_scheme import named_scheme
 MODELS = ("SmolLM2-135M", "Llama-3.1-8B", "gpt-oss-120b", "DeepSeek-V3", "Mixtral-8x7B", "gemma-3-4b")
 
 EFFICIENCY = Efficiency(0.8, 0.7, 0.6, 0.5, 0.75, 0.6, 3e-5, 1e-5, 7e-6, 1e-3, 8e-6, 2e-5)
+
+PROBED = replace(
+    EFFICIENCY,
+    prefill_attention=1.7,
+    activation_seconds=2e-12,
+    products=(
+        ProductRates("bf16", (1, 2, 8, 64), (0.01, 0.02, 0.1, 0.6)),
+        ProductRates("q4_0", (1, 16), (0.02, 0.5)),
+    ),
+)
 
 requests = st.lists(
     st.builds(
@@ -78,7 +88,7 @@ def test_a_batch_is_the_sum_of_its_requests(items: list[RequestTokens], size: in
     requests,
     st.sampled_from((1, 2, 4)),
     st.sampled_from((1, 2)),
-    st.sampled_from((PEAK, EFFICIENCY)),
+    st.sampled_from((PEAK, EFFICIENCY, PROBED)),
     st.sampled_from((0.0, 0.8)),
 )
 def test_the_clock_is_the_step_time(
@@ -90,6 +100,44 @@ def test_the_clock_is_the_step_time(
     expected = step_time(step_work(costs, batch, skew=skew), h100, efficiency).seconds
     # A mixture of attention kinds is added up part by part here, in one sum there.
     assert step_clock(costs, h100, efficiency, skew=skew).seconds(batch) == pytest.approx(expected, rel=1e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(MODELS), requests, st.sampled_from((PEAK, EFFICIENCY, PROBED)))
+def test_an_estimate_counts_the_work_of_the_step(
+    name: str, items: list[RequestTokens], efficiency: Efficiency
+) -> None:
+    costs = model_costs(model(name))
+    h100 = device("H100 SXM")
+    batch = batch_of(items, costs.windows)
+    work = step_work(costs, batch)
+    time = step_time(work, h100, efficiency)
+    estimate = step_clock(costs, h100, efficiency).estimate(batch)
+    assert estimate.seconds == pytest.approx(time.seconds, rel=1e-3)
+    assert estimate.bytes == pytest.approx(work.bytes)
+    assert estimate.flop == pytest.approx(work.flop)
+    assert estimate.bandwidth_seconds / time.seconds == pytest.approx(time.bandwidth_fraction)
+    assert estimate.arithmetic_seconds / time.seconds == pytest.approx(time.arithmetic_fraction)
+    assert time.by_limit()[estimate.limit] == pytest.approx(max(time.by_limit().values()), rel=1e-2)
+
+
+def test_measured_products_are_met_and_grow_evenly_between() -> None:
+    rates = ProductRates("q4_0", (1, 4, 16), (0.02, 0.08, 0.4))
+    for rows, fraction in zip(rates.rows, rates.fractions, strict=True):
+        assert rates.equivalent_rows(rows) == pytest.approx(rows / fraction)
+    assert rates.equivalent_rows(10) == pytest.approx((4 / 0.08 + 16 / 0.4) / 2)
+    assert rates.equivalent_rows(160) == pytest.approx(10 * rates.equivalent_rows(16))
+    assert rates.equivalent_rows(0.5) == rates.equivalent_rows(1)
+    assert rates.equivalent_rows(0) == 0
+
+
+def test_a_format_without_measurement_is_taken_as_its_neighbour() -> None:
+    q4, q8 = ProductRates("q4_0", (1,), (0.5,)), ProductRates("q8_0", (1,), (0.25,))
+    efficiency = Efficiency(products=(q4, q8))
+    for name, expected in (("q4_0", q4), ("q4_1", q4), ("q6_k", q8), ("bf16", q8), ("my own", q8)):
+        assert efficiency.product_mix([(name, 1.0)]).rates == ((expected, 1.0),)
+    half = efficiency.product_mix([("q4_0", 0.5), ("q8_0", 0.5)])
+    assert half.equivalent_rows(2) == pytest.approx(0.5 * 2 / 0.5 + 0.5 * 2 / 0.25)
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,11 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import click
-
 from rooftree.errors import ConfigError
 from rooftree.planner.calibration.vector import NAMES
 from rooftree.specs.device import DeviceSpec
+from rooftree.specs.user_folder import user_folder
 
 FORMAT = "rooftree-step-model/1"
 
@@ -46,7 +45,7 @@ class StackConstants:
 
 def user_constants_file() -> Path:
     """Where ``rooftree plan calibrate`` stores the user's stacks."""
-    return Path(click.get_app_dir("rooftree")) / "constants.json"
+    return user_folder() / "constants.json"
 
 
 @lru_cache(maxsize=8)

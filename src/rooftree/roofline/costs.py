@@ -31,6 +31,7 @@ class MatrixCosts:
         weight_bytes: read by a step (of experts, when all are touched).
         token_flop, activation_bytes: per token; activations are inputs and outputs, cut like the weights.
         experts, active: of routed experts; 0 for all else.
+        formats: storage formats of the weights, each with its share of ``token_flop``.
     """
 
     name: MatrixName
@@ -40,6 +41,7 @@ class MatrixCosts:
     activation_bytes: float
     experts: int = 0
     active: int = 0
+    formats: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +134,26 @@ def _matrices(
     model: Architecture, scheme: WeightScheme | None, parallel: Parallel, width: int
 ) -> Iterator[MatrixCosts]:
     sums: dict[tuple[MatrixName, str, int, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    flop_by_format: dict[tuple[MatrixName, str, int, int], dict[str, float]] = defaultdict(dict)
     for stored in model.stored(scheme):
         name = _matrix_name(model, stored)
         if name is None:
             continue
         weight = stored.weight
         experts, active = (weight.count, weight.active) if name == "experts" else (0, 0)
-        total = sums[name, _arithmetic(stored), experts, active]
+        key = (name, _arithmetic(stored), experts, active)
+        total = sums[key]
         total[0] += stored.device_bytes(parallel.tensor, parallel.expert)
         if weight.kind in ("linear", "embedding"):
             part = _part(stored, parallel) * weight.active
             total[1] += 2 * weight.elements * part
             total[2] += sum(weight.shape) * part * width
-    for (name, arithmetic, experts, active), (num_bytes, flop, moved) in sums.items():
-        yield MatrixCosts(name, arithmetic, num_bytes, flop, moved, experts, active)
+            by_format, form = flop_by_format[key], stored.format.name
+            by_format[form] = by_format.get(form, 0.0) + 2 * weight.elements * part
+    for key, (num_bytes, flop, moved) in sums.items():
+        name, arithmetic, experts, active = key
+        formats = tuple((form, of_it / flop) for form, of_it in flop_by_format[key].items())
+        yield MatrixCosts(name, arithmetic, num_bytes, flop, moved, experts, active, formats)
 
 
 def _matrix_name(model: Architecture, stored: StoredWeight) -> MatrixName | None:

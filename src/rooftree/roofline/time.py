@@ -150,30 +150,35 @@ def link_seconds(work: StepWork, device: DeviceSpec, efficiency: Efficiency) -> 
 
 
 def overhead_seconds(work: StepWork, efficiency: Efficiency) -> float:
-    """Fixed costs of the step, its layers and its requests."""
+    """Fixed costs of the step, its layers and its requests, and what is done to activations besides."""
+    activations = sum(part.activations + part.logits for part in work.parts)
     return (
         efficiency.step_seconds
         + efficiency.layer_seconds * work.layers
         + efficiency.expert_layer_seconds * work.expert_layers
         + efficiency.request_seconds * work.sequences
+        + efficiency.activation_seconds * activations
     )
 
 
-def part_rates(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> tuple[float, float]:
-    """Bytes/s and FLOP/s that a part reaches."""
+def part_seconds(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> tuple[float, float]:
+    """Seconds that a part's bytes take, and its FLOP."""
     rate = arithmetic_rate(device, part.arithmetic)
     if part.name in _CACHE_PARTS:
-        return device.bandwidth * efficiency.kv_bandwidth, rate * efficiency.attention_arithmetic
+        arithmetic = efficiency.attention_arithmetic
+        if part.name == "prefill attention":
+            arithmetic *= efficiency.prefill_attention
+        return part.bytes / (device.bandwidth * efficiency.kv_bandwidth), part.flop / (rate * arithmetic)
     factor = efficiency.experts if part.name == "experts" else 1.0
-    return (
-        device.bandwidth * efficiency.weight_bandwidth * factor,
-        rate * efficiency.arithmetic * factor,
-    )
+    memory = part.bytes / (device.bandwidth * efficiency.weight_bandwidth * factor)
+    if not part.flop:
+        return memory, 0.0
+    per_row = part.flop / (rate * factor * part.rows)
+    return memory, per_row * efficiency.product_mix(part.formats).equivalent_rows(part.rows)
 
 
 def _part_time(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> PartTime:
-    bandwidth, rate = part_rates(part, device, efficiency)
-    memory, arithmetic = part.bytes / bandwidth, part.flop / rate
+    memory, arithmetic = part_seconds(part, device, efficiency)
     if memory >= arithmetic:
         return PartTime(part.name, memory, "bandwidth")
     return PartTime(part.name, arithmetic, "arithmetic")

@@ -18,7 +18,11 @@ ByteKind = Literal["weights", "kv_read", "kv_write", "state", "activations", "lo
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """Kernels of a step that share a limit: those of one kind in all layers, one after the other."""
+    """Kernels of a step that share a limit: those of one kind in all layers, one after the other.
+
+    ``rows``, ``formats``: of matrix products, the rows that share a pass over the weights, and the weights'
+    formats with their shares of the FLOP.
+    """
 
     name: PartName
     arithmetic: str
@@ -29,6 +33,8 @@ class PartWork:
     state: float = 0.0
     activations: float = 0.0
     logits: float = 0.0
+    rows: float = 0.0
+    formats: tuple[tuple[str, float], ...] = ()
 
     @property
     def bytes(self) -> float:
@@ -130,17 +136,23 @@ def _matrix_work(
             weights=matrix.weight_bytes if outputs else 0.0,
             activations=matrix.activation_bytes * outputs,
             logits=costs.logits_bytes * outputs,
+            rows=outputs,
+            formats=matrix.formats,
         )
-    weights, load = matrix.weight_bytes, 1.0
+    weights, load, rows = matrix.weight_bytes, 1.0, tokens
     if matrix.experts:
-        weights *= experts_touched(matrix.experts, matrix.active, tokens, skew) / matrix.experts
+        touched = experts_touched(matrix.experts, matrix.active, tokens, skew)
+        weights *= touched / matrix.experts
         load = busiest_share(tokens, matrix.active, costs.parallel.expert)
+        rows = tokens * matrix.active / touched if touched else 0.0
     return PartWork(
         matrix.name,
         matrix.arithmetic,
         matrix.token_flop * tokens * load,
         weights=min(matrix.weight_bytes, weights * load),
         activations=matrix.activation_bytes * tokens,
+        rows=rows,
+        formats=matrix.formats,
     )
 
 

@@ -1,0 +1,36 @@
+// What this machine can do at the most: loops that read memory, or compute on registers, and do nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rooftree {
+
+// The loops of one instruction set: those instructions that its kernels use.
+struct LimitLoops {
+    struct Arithmetic {
+        const char* way;
+        int operations;  // of one round, a multiply-add counted as two
+        void (*run)(int64_t rounds);
+    };
+    void (*read)(const uint8_t* data, size_t bytes);  // bytes: a multiple of 512
+    Arithmetic fp32;
+    std::vector<Arithmetic> int8;
+};
+
+const LimitLoops& portable_limits();
+#if defined(ROOFTREE_X86)
+const LimitLoops& avx2_limits();
+const LimitLoops& avx512_limits();
+#endif
+
+// Each is of `threads` threads together, tied to processors, the best of `tries`, in bytes or operations per second.
+// Throw std::invalid_argument for an instruction set that is not available, or numbers below 1.
+double read_rate(const std::string& isa, int threads, size_t bytes, int tries);
+double fp32_rate(const std::string& isa, int threads, int64_t rounds, int tries);
+std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, int threads, int64_t rounds, int tries);
+
+}  // namespace rooftree

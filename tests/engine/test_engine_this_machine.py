@@ -1,0 +1,111 @@
+"""The engine's view of its machine: as probed where that fits, else by a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rooftree import _native
+from rooftree.checkpoint.open import open_checkpoint
+from rooftree.checkpoint.stored_architecture import stored_architecture
+from rooftree.engine import this_machine as module
+from rooftree.engine.executors.processor import memory_bytes, processor_name
+from rooftree.engine.this_machine import TYPICAL, engine_costs, this_machine
+from rooftree.roofline.batch import RequestTokens, batch_of
+from rooftree.roofline.clock import step_clock
+from rooftree.roofline.efficiency import Efficiency
+from rooftree.roofline.machine import ProbedMachine, Quality, Setting, write_machine
+from rooftree.specs.device import DeviceSpec
+
+
+class FakeLimits:
+    """Rates of a machine, told at once."""
+
+    def read_rate(self, isa: str, threads: int, num_bytes: int, tries: int) -> float:
+        return 20e9 * threads
+
+    def fp32_rate(self, isa: str, threads: int, rounds: int, tries: int) -> float:
+        return 100e9 * threads
+
+    def int8_rates(self, isa: str, threads: int, rounds: int, tries: int) -> list[tuple[str, float]]:
+        return [("slow", 100e9 * threads), ("fast", 400e9 * threads)]
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_native", FakeLimits())
+
+
+def probed(**over: object) -> ProbedMachine:
+    setting = replace(Setting(processor_name(), 2, "avx2"), **over)
+    device = DeviceSpec("it", {"fp32": 1e11, "int8": 4e11}, 2e10, memory_bytes(), certainty="high")
+    return ProbedMachine(setting, device, Efficiency(arithmetic=0.4), Quality(9, 0.1, 0.2), "2026-01-02")
+
+
+def test_the_probed_machine_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    write_machine(probed(), file)
+    machine = this_machine(2, "avx2", file)
+    assert machine.efficiency.arithmetic == 0.4
+    assert machine.device.peak_flops == {"fp32": 1e11, "int8": 4e11}
+    assert machine.origin == "probed on 2026-01-02"
+
+
+@pytest.mark.parametrize("over", [{"threads": 1}, {"isa": "portable"}, {"cpu": "another"}])
+def test_what_was_probed_in_another_setting_is_passed_over(tmp_path: Path, over: dict[str, object]) -> None:
+    file = tmp_path / "machine.json"
+    write_machine(probed(**over), file)
+    machine = this_machine(2, "avx2", file)
+    assert "another processor" in machine.origin
+    assert machine.efficiency == TYPICAL
+    assert machine.device.peak_flops == {"fp32": 200e9, "int8": 800e9}
+    assert machine.device.bandwidth == 40e9
+
+
+def test_without_a_file_the_limits_are_measured(tmp_path: Path) -> None:
+    missing, broken = tmp_path / "none.json", tmp_path / "broken.json"
+    broken.write_text("{")
+    for file in (missing, broken):
+        machine = this_machine(1, "avx2", file)
+        assert "assumed" in machine.origin
+        assert machine.device.bandwidth == 20e9
+
+
+def test_the_model_is_counted_as_it_is_stored(tiny_model: Callable[[str, str], str]) -> None:
+    for dtype in ("F32", "F16", "Q8_0", "Q4_0"):
+        checkpoint = open_checkpoint(tiny_model("llama", dtype))
+        assert stored_architecture(checkpoint).weight_bytes() == checkpoint.weight_bytes
+        costs = engine_costs(checkpoint, "int8")
+        machine = this_machine(2, "avx2", Path("none"))
+        batch = batch_of([RequestTokens(1, 100)], costs.windows)
+        estimate = step_clock(costs, machine.device, machine.efficiency).estimate(batch)
+        assert 0 < estimate.bytes < 2 * checkpoint.weight_bytes
+        # 2 layers, 2 KV heads of 16 with their scales, K and V.
+        assert costs.kv_write_bytes == 2 * 2 * 2 * (16 + 4)
+
+
+def test_the_real_limits_are_rates() -> None:
+    isa = _native.supported_isas()[-1]
+    assert _native.read_rate(isa, 2, 1 << 20, 1) > 1e6
+    assert _native.fp32_rate(isa, 1, 1000, 1) > 1e6
+    assert all(rate > 1e6 for _, rate in _native.int8_rates(isa, 1, 1000, 1))
+    with pytest.raises(ValueError, match="threads"):
+        _native.fp32_rate(isa, 0, 1000, 1)
+    with pytest.raises(ValueError, match="rounds"):
+        _native.int8_rates(isa, 1, 0, 1)
+    with pytest.raises(ValueError, match="bytes"):
+        _native.read_rate(isa, 2, 100, 1)
+    with pytest.raises(ValueError, match="not available"):
+        _native.read_rate("no such", 1, 1 << 20, 1)
+
+
+def test_the_processor_has_a_name(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n")
+    assert processor_name(info) == "AMD EPYC (family 25, model 17)"
+    info.write_text("processor\t: 0\n")
+    assert processor_name(info)
+    assert memory_bytes() > 1 << 20
