@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from rooftree.cli.plan import command
 from rooftree.errors import ConfigError, RooftreeError
+from rooftree.planner.deployment import PUBLISHED
 from rooftree.planner.lengths import fixed, parse_lengths
 from rooftree.planner.models import resolve_model
 from rooftree.planner.plan import Plan, make_plan, scaled
@@ -51,13 +52,14 @@ def test_a_model_that_fits() -> None:
 
 def test_no_plan_names_the_limit() -> None:
     plan = ask("Llama-3.1-70B", "L4", count=1)
-    assert plan.verdict.startswith("No plan fits.")
+    assert plan.verdict.startswith("No plan fits: the binding limit is memory")
     assert "the binding limit is memory" in plan.verdict
     assert plan_json(plan)["fits"] is False
 
 
 def test_one_sequence_that_cannot_fit_names_kv() -> None:
-    plan = ask("Llama-3.1-8B", "L4", count=1, input=120_000, output=1000, concurrency=1)
+    stated = {"weight_dtype": PUBLISHED, "kv_dtype": "bf16"}
+    plan = ask("Llama-3.1-8B", "L4", count=1, input=120_000, output=1000, concurrency=1, **stated)
     assert plan.chosen is not None
     assert plan.chosen.binding == "kv_capacity"
 
@@ -99,12 +101,13 @@ def test_fewest_devices_keep_the_promise_and_one_fewer_does_not() -> None:
 
 def test_the_largest_load_holds_and_a_larger_one_does_not() -> None:
     promise = Promise(tpot=0.012)
-    plan = ask(count=1, promise=promise)
+    asked = {"count": 1, "promise": promise, "weight_dtype": PUBLISHED, "kv_dtype": "bf16"}
+    plan = ask(**asked)
     largest = plan.answers.largest_concurrency
     assert largest is not None
     assert largest > 1
-    assert ask(count=1, concurrency=largest, promise=promise).chosen.meets  # type: ignore[union-attr]
-    assert not ask(count=1, concurrency=2 * largest, promise=promise).chosen.meets  # type: ignore[union-attr]
+    assert ask(concurrency=largest, **asked).chosen.meets  # type: ignore[union-attr]
+    assert not ask(concurrency=2 * largest, **asked).chosen.meets  # type: ignore[union-attr]
 
 
 def test_peak_and_loss_of_a_replica() -> None:

@@ -106,3 +106,16 @@ def test_the_saturation_of_a_measured_server() -> None:
     budget = memory_budget(architecture, device("H100 SXM"), parallel, scheme=named_scheme("fp8"))
     size = kv_bytes_per_sequence(architecture, 5500, parallel, kv_dtype="fp8")
     assert sequences_at_once(budget.kv, size) == pytest.approx(85.7, rel=0.05)
+
+
+def test_attention_on_every_device_costs_copies_of_all_but_the_experts() -> None:
+    """Data-parallel attention: latents are not replicated, weights outside the experts are."""
+    architecture, parallel = model("DeepSeek-V3"), Parallel(expert=8)
+    by_role = architecture.weight_bytes_by_role()
+    others = sum(by_role.values()) - by_role["experts"]
+    assert stage_weight_bytes(architecture, parallel) == pytest.approx(others + by_role["experts"] / 8)
+    h200 = device("H200 SXM")
+    cut, spread = (memory_budget(architecture, h200, p) for p in (Parallel(8), parallel))
+    assert cut.kv > spread.kv > 0
+    # Each of eight devices holds other sequences, so the replica holds several times as many.
+    assert 8 * spread.kv > 3 * cut.kv

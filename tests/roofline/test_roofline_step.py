@@ -88,13 +88,21 @@ def test_a_batch_is_the_sum_of_its_requests(items: list[RequestTokens], size: in
     requests,
     st.sampled_from((1, 2, 4)),
     st.sampled_from((1, 2)),
+    st.sampled_from((0, 1, 4)),
     st.sampled_from((PEAK, EFFICIENCY, PROBED)),
     st.sampled_from((0.0, 0.8)),
 )
 def test_the_clock_is_the_step_time(
-    name: str, items: list[RequestTokens], tensor: int, pipeline: int, efficiency: Efficiency, skew: float
+    name: str,
+    items: list[RequestTokens],
+    tensor: int,
+    pipeline: int,
+    groups: int,
+    efficiency: Efficiency,
+    skew: float,
 ) -> None:
-    costs = model_costs(model(name), Parallel(tensor=tensor, pipeline=pipeline))
+    parallel = Parallel(tensor=tensor, pipeline=pipeline, expert=max(1, groups * tensor))
+    costs = model_costs(model(name), parallel)
     h100 = device("H100 SXM")
     batch = batch_of(items, costs.windows)
     expected = step_time(step_work(costs, batch, skew=skew), h100, efficiency).seconds
@@ -318,3 +326,38 @@ def test_an_empty_span_costs_nothing() -> None:
     costs = model_costs(model("Llama-3.1-8B"))
     batch = Batch(0, 0, 0, tuple(Span() for _ in costs.windows))
     assert math.isfinite(step_clock(costs, device("L40S")).seconds(batch))
+
+
+def test_spread_experts_are_read_in_parts_and_reached_over_the_link() -> None:
+    """Eight devices, each attending for its own sequences: work of one, and what it sends."""
+    architecture, h200 = model("DeepSeek-V3"), device("H200 SXM")
+    costs = model_costs(architecture, Parallel(expert=8))
+    work = step_work(costs, batch_of([RequestTokens(1, 1000, count=16)], costs.windows))
+    experts = next(part for part in work.parts if part.name == "experts")
+    routed = architecture.weight_bytes_by_role()["experts"]
+    touched = 1 - (1 - 8 / 256) ** (8 * 16)
+    busiest = busiest_share(128, 8, 8)
+    assert experts.weights == pytest.approx(min(1.0, touched * busiest) * routed / 8, rel=1e-3)
+    # Each device computes as many token-expert pairs as its own tokens have, and more if it is the busiest.
+    one = model_costs(architecture)
+    alone = step_work(one, batch_of([RequestTokens(1, 1000, count=16)], one.windows)).flop_by_kind()
+    assert experts.flop == pytest.approx(alone["experts"] * busiest)
+    assert work.flop_by_kind()["linear"] == alone["linear"]
+    # 58 expert layers, there and back; a token's 8 experts are on 5.25 of 8 devices, one eighth of them here.
+    assert (work.all_reduces, work.all_to_alls) == (0, 116)
+    copies = 8 * (1 - (7 / 8) ** 8) * 7 / 8
+    assert work.exchange_bytes == pytest.approx(16 * copies * 7168 * 2)
+    seconds = step_time(work, h200, Efficiency(all_reduce_seconds=1e-5)).by_limit()["interconnect"]
+    assert seconds == pytest.approx(116 * (1e-5 + work.exchange_bytes / 450e9))
+
+
+def test_experts_within_a_tensor_group_are_added_up_by_its_all_reduce() -> None:
+    costs = model_costs(model("DeepSeek-V3"), Parallel(8, expert=8))
+    assert (costs.all_reduces, costs.all_to_alls, costs.exchange_bytes) == (122, 0, 0.0)
+    assert costs.parallel.groups == 1
+
+
+def test_devices_of_a_replica_with_spread_experts() -> None:
+    spread = Parallel(2, pipeline=2, expert=8, replicas=3)
+    assert (spread.groups, spread.stage_devices, spread.devices_per_replica) == (4, 8, 16)
+    assert (spread.devices, spread.schedulers) == (48, 12)

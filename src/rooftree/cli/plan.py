@@ -50,8 +50,11 @@ def command() -> None:
 @click.option("--device", help="Name of an accelerator; see 'rooftree devices'.")
 @click.option("--count", type=int, help="Devices at hand; default: as few as keep the promise.")
 @click.option("--devices-file", type=click.Path(path_type=Path), help="Your own devices (TOML or JSON).")
-@click.option("--weight-dtype", help="fp8, nvfp4, awq, q4_k, ...; default: as published.")
-@click.option("--kv-dtype", default="bf16", show_default=True, help="bf16, fp8, int8, ...")
+@click.option(
+    "--weight-dtype",
+    help="published, fp8, nvfp4, awq, ...; default: as published, or less where only that serves.",
+)
+@click.option("--kv-dtype", help="bf16, fp8, int8, ...; default: bf16, or fp8 where only that serves.")
 @click.option(
     "--input",
     "input_",
@@ -66,10 +69,18 @@ def command() -> None:
 @click.option("--ttft", type=float, help="Promised seconds to the first token.")
 @click.option("--tpot", type=float, help="Promised seconds per further token.")
 @click.option("--percentile", type=float, default=0.95, show_default=True, help="Of both promises.")
-@click.option("--price", type=float, help="Per device and hour.")
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    help="Per device and hour: 2.5, or 'L40S=0.8' (repeatable) to rank by.",
+)
 @click.option("--peak-factor", type=float, default=1.0, show_default=True, help="A peak's load over this.")
 @click.option("--tp", "tensor", type=int, help="Tensor parallel size; default: the best.")
 @click.option("--pp", "pipeline", type=int, help="Pipeline stages; default: as few as fit.")
+@click.option(
+    "--ep", "expert", type=int, help="Devices over which experts are spread (1: cut); default: the best."
+)
 @click.option("--replicas", type=int, help="Copies; default: all that fit.")
 @click.option("--engine", help="Use constants measured on this engine (vllm, trtllm, rooftree, ...).")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=8192, show_default=True)
@@ -115,7 +126,7 @@ def take_question(values: dict[str, Any]) -> Question:
     """
     from rooftree.planner.constants import user_constants_file
     from rooftree.planner.deployment import PUBLISHED
-    from rooftree.planner.devices import measured_device
+    from rooftree.planner.devices import measured_device, priced
     from rooftree.planner.models import resolve_model
     from rooftree.planner.question import Question
     from rooftree.roofline.memory import MemoryOptions
@@ -123,23 +134,30 @@ def take_question(values: dict[str, Any]) -> Question:
     from rooftree.specs.weight_format import cache_bytes
     from rooftree.specs.weight_scheme import named_scheme
 
-    if values["weight_dtype"] is not None:
-        named_scheme(values["weight_dtype"])
-    cache_bytes(1, values["kv_dtype"])
+    weight_dtype = values["weight_dtype"]
+    if weight_dtype == "published":
+        weight_dtype = PUBLISHED
+    elif weight_dtype is not None:
+        named_scheme(weight_dtype)
+    if values["kv_dtype"] is not None:
+        cache_bytes(1, values["kv_dtype"])
     own = values["devices_file"]
+    price, prices = _prices(values["prices"], own)
+    device = measured_device(values["device"], own) if values["device"] is not None else None
     return Question(
         model=resolve_model(values["model"]),
         workload=_workload(values),
-        device=measured_device(values["device"], own) if values["device"] is not None else None,
+        device=priced(device, prices) if device is not None else None,
         count=values["count"],
         promise=_promise(values),
-        weight_dtype=values["weight_dtype"] or PUBLISHED,
+        weight_dtype=weight_dtype,
         kv_dtype=values["kv_dtype"],
         tensor=values["tensor"],
         pipeline=values["pipeline"],
+        expert=values["expert"],
         replicas=values["replicas"],
         engine=values["engine"],
-        price=values["price"],
+        price=price,
         peak_factor=values["peak_factor"],
         options=MemoryOptions(
             usable_fraction=values["memory_fraction"],
@@ -147,9 +165,29 @@ def take_question(values: dict[str, Any]) -> Question:
             max_sequences=values["max_num_seqs"],
             windowed=values["windowed_kv"],
         ),
-        devices=known_devices(own),
+        devices=tuple(priced(known, prices) for known in known_devices(own)),
         constants_file=user_constants_file(),
     )
+
+
+def _prices(texts: tuple[str, ...], own: Path | None) -> tuple[float | None, dict[str, float]]:
+    """The price of whatever device is planned, and those of devices by name."""
+    from rooftree.planner.devices import measured_device
+
+    single, by_name = None, {}
+    for text in texts:
+        name, named, amount = text.rpartition("=")
+        try:
+            price = float(amount)
+        except ValueError:
+            raise ConfigError(f"--price {text!r}: give a number, or DEVICE=NUMBER") from None
+        if not 0 <= price < float("inf"):
+            raise ConfigError(f"--price {text!r}: it must be a number and not below 0")
+        if named:
+            by_name[measured_device(name, own).name] = price
+        else:
+            single = price
+    return single, by_name
 
 
 def _workload(values: dict[str, Any]) -> Workload:

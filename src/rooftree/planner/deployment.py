@@ -22,12 +22,15 @@ from rooftree.roofline.memory import (
     stage_weight_bytes,
 )
 from rooftree.roofline.parallel import Parallel
+from rooftree.specs.architecture import Architecture
 from rooftree.specs.attention import Attention, LatentAttention
 from rooftree.specs.device import DeviceSpec
+from rooftree.specs.feed_forward import ExpertFeedForward
 from rooftree.specs.weight import share
 from rooftree.specs.weight_scheme import WeightScheme, named_scheme
 
 PUBLISHED = "as published"
+_POWERS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Deployment:
 
     @cached_property
     def kv_tokens(self) -> float | None:
-        """Tokens that the KV cache of a replica holds; None where a model keeps no KV."""
+        """Tokens that the KV cache of a tensor group holds; None where a model keeps no KV."""
         return self.budget.kv / self.kv_bytes_per_token if self.kv_bytes_per_token else None
 
     @cached_property
@@ -120,7 +123,7 @@ class Deployment:
         return self.parallel.devices_per_replica == 1 or can_be_linked(self.device)
 
     def sequences(self, tokens: float) -> int:
-        """Sequences of that length that one replica holds at once."""
+        """Sequences of that length that one tensor group (of all stages) holds at once."""
         size = self.sequence_bytes(tokens)
         return sequences_at_once(self.budget.kv, size) if size else self.options.max_sequences
 
@@ -176,17 +179,32 @@ def possible_tensor_sizes(model: NamedModel, device: DeviceSpec, most: int) -> l
         for layer, _ in model.architecture.layer_groups()
         if isinstance(layer.mixer, Attention | LatentAttention)
     ]
-    linked = 8
-    if device.link is not None and device.link.max_devices is not None:
-        linked = max(linked, min(device.link.max_devices, 16))
+    linked = min(most, linked_devices(device))
+    return [size for size in _POWERS if size <= linked and all(count % size == 0 for count in heads)]
+
+
+def possible_expert_sizes(model: NamedModel, device: DeviceSpec, tensor: int, most: int) -> list[int]:
+    """Devices over which whole experts may be spread beside data-parallel attention, and 1: cut as all else.
+
+    A tensor group that spreads its own experts does the same work as one that cuts them, so that is left to
+    those who ask for it.
+    """
+    linked = min(most, linked_devices(device), most_experts(model.architecture))
+    return [1, *(size for size in _POWERS if tensor < size <= linked and size % tensor == 0)]
+
+
+def linked_devices(device: DeviceSpec) -> int:
+    """Devices that one replica may take: those of a node, or of a larger domain of direct links up to 16."""
     if not can_be_linked(device):
-        linked = 1
-    sizes, size = [], 1
-    while size <= min(most, linked):
-        if all(count % size == 0 for count in heads):
-            sizes.append(size)
-        size *= 2
-    return sizes
+        return 1
+    direct = device.link.max_devices if device.link is not None else None
+    return max(8, min(direct or 8, 16))
+
+
+def most_experts(architecture: Architecture) -> int:
+    """Routed experts of the layer that has most; 0 in a dense model."""
+    layers = (layer.feed_forward for layer, _ in architecture.layer_groups())
+    return max((part.experts for part in layers if isinstance(part, ExpertFeedForward)), default=0)
 
 
 def check_tensor_size(model: NamedModel, tensor: int) -> None:

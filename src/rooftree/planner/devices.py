@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +33,12 @@ def measured_device(name: str, user_file: Path | None = None) -> DeviceSpec:
         if bare != name.strip():
             return measured_device(bare, user_file)
         raise
+
+
+def priced(device: DeviceSpec, prices: Mapping[str, float]) -> DeviceSpec:
+    """The device at the price that is given for its name, if any."""
+    price = prices.get(device.name)
+    return device if price is None else replace(device, price_per_hour=price)
 
 
 @lru_cache(maxsize=1)

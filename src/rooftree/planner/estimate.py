@@ -15,6 +15,7 @@ from rooftree.planner.load import (
     simulate,
     steady_state,
 )
+from rooftree.planner.models import NamedModel
 from rooftree.planner.workload import NO_PROMISE, Promise, Workload
 from rooftree.roofline.time import StepTime
 from rooftree.roofline.work import StepWork
@@ -42,10 +43,11 @@ class Estimate:
 
     Attributes:
         verdict: what holds, or the limit that binds, in a sentence; ``fits`` memory, ``meets`` every promise.
-        binding: ``memory``, ``kv_capacity``, ``load``, ``ttft``, ``tpot``, or the limit of the mean step.
-        sequences, sequences_longest: at once per replica, of mean and of 99th-percentile length, as memory
-            and the server's own limit allow.
-        best_batch: the largest batch per replica whose steady TPOT keeps the promise (or fills memory).
+        binding: ``memory``, ``kv_capacity``, ``context``, ``interconnect``, ``devices``, ``load``, ``ttft``,
+            ``tpot``, or the limit of the mean step.
+        sequences, sequences_longest: at once per tensor group, of mean and of 99th-percentile length, as
+            memory and the server's own limit allow.
+        best_batch: the largest batch per tensor group whose steady TPOT keeps the promise (or fills memory).
         decode, prefill: steps for the waterfall; ``steady`` at the workload's batch.
     """
 
@@ -82,7 +84,7 @@ def estimate(
 
     ``price``: per device and hour, where the device has none of its own.
     """
-    longest = min(workload.longest(), deployment.model.architecture.max_positions or 10**9)
+    longest = workload.longest()
     refused = _refusal(deployment, workload, promise, longest)
     if refused is not None:
         return refused
@@ -91,9 +93,10 @@ def estimate(
     sequences = max(1, min(deployment.sequences(mean), deployment.options.max_sequences))
     batch = max(1, min(round(load.peak_batch), sequences))
     figures = _latency_figures(deployment, load, promise)
-    meets, binding, verdict = _judge(deployment, workload, promise, load, sequences)
-    output = _figure(deployment, "throughput", load.output_rate * deployment.parallel.replicas, "tok/s")
+    busy = busy_schedulers(deployment, workload)
+    output = _figure(deployment, "throughput", load.output_rate * busy, "tok/s")
     steady = steady_state(deployment, workload, batch)
+    meets, binding, verdict = _judge(deployment, workload, promise, load, steady, sequences)
     context = round(workload.input.mean + workload.output.mean / 2)
     return Estimate(
         deployment=deployment,
@@ -114,9 +117,7 @@ def estimate(
         ttft=figures[0],
         tpot=figures[1],
         output_rate=output,
-        request_rate=_figure(
-            deployment, "throughput", load.request_rate * deployment.parallel.replicas, "req/s"
-        ),
+        request_rate=_figure(deployment, "throughput", load.request_rate * busy, "req/s"),
         power_watts=_power(deployment, steady),
         cost_per_million=_cost(deployment, output, price),
     )
@@ -151,62 +152,87 @@ def operating_points(deployment: Deployment, workload: Workload, most: int) -> l
     return [*points, _prefill_point(deployment, prompt)]
 
 
+def context_refusal(model: NamedModel, workload: Workload) -> str:
+    """Why the model cannot serve sequences as long as the workload's; empty where it can."""
+    most, longest = model.architecture.max_positions, workload.longest()
+    if most is None or longest <= most:
+        return ""
+    return (
+        f"The binding limit is the context of the model: {model.name} has {most:,} positions, and 1 in 100 "
+        f"requests takes {longest:,} tokens, input and output together, or more. Shorten --input or --output."
+    )
+
+
+def busy_schedulers(deployment: Deployment, workload: Workload) -> float:
+    """How many of them the load keeps as busy as the one that was simulated."""
+    schedulers = deployment.parallel.schedulers
+    if workload.concurrency is None:
+        return schedulers
+    return workload.concurrency / math.ceil(workload.concurrency / schedulers)
+
+
 def _refusal(deployment: Deployment, workload: Workload, promise: Promise, longest: int) -> Estimate | None:
     """The estimate of a deployment that cannot run at all; None where it can."""
     budget, name = deployment.budget, deployment.device.name
+    too_long = context_refusal(deployment.model, workload)
+    if too_long:
+        return Estimate(deployment, workload, promise, False, False, "context", too_long)
     if not deployment.is_linked:
         verdict = (
-            f"Cannot be planned: the binding limit is the interconnect. No link between devices of {name} is "
-            "known; state link or pcie_bytes_per_second in your devices file."
+            f"The binding limit is the interconnect. No link between devices of {name} is known; state link "
+            "or pcie_bytes_per_second in your devices file."
         )
         return Estimate(deployment, workload, promise, False, False, "interconnect", verdict)
     if not budget.fits:
         need = budget.weights + budget.activations + budget.runtime
         verdict = (
-            f"Does not fit: the binding limit is memory. Weights, activations and runtime take "
+            f"The binding limit is memory. Weights, activations and runtime take "
             f"{need / 2**30:.1f} GiB per device; {budget.usable / 2**30:.1f} GiB of {name} are usable."
         )
         return Estimate(deployment, workload, promise, False, False, "memory", verdict)
     if deployment.sequences(longest) < 1:
         verdict = (
-            f"Does not fit: the binding limit is KV capacity. {deployment.kv_tokens or 0:,.0f} tokens fit "
-            f"beside the weights on {name}, and one sequence of {longest:,} tokens needs more."
+            f"The binding limit is KV capacity. {deployment.kv_tokens or 0:,.0f} tokens fit beside the "
+            f"weights on {name}, and one sequence of {longest:,} tokens needs more."
         )
         return Estimate(deployment, workload, promise, False, False, "kv_capacity", verdict)
     return None
 
 
 def _judge(
-    deployment: Deployment, workload: Workload, promise: Promise, load: LoadResult, sequences: int
+    deployment: Deployment,
+    workload: Workload,
+    promise: Promise,
+    load: LoadResult,
+    steady: SteadyState,
+    sequences: int,
 ) -> tuple[bool, str, str]:
     """Whether promises hold, the limit that breaks them, and a sentence."""
     share = f"P{promise.percentile * 100:g}"
     if workload.rate is not None:
         full = steady_state(deployment, workload, sequences)
         most = full.output_rate / workload.output.mean
-        if workload.rate / deployment.parallel.replicas > most:
+        if workload.rate / deployment.parallel.schedulers > most:
             held = sequences < deployment.options.max_sequences
             limit = "KV capacity" if held else full.time.binding
             verdict = (
-                f"Overloaded: the binding limit is {limit}. {workload.rate:g} requests per second come and "
+                f"The binding limit is {limit}. {workload.rate:,g} requests per second come and "
+                f"{most * deployment.parallel.schedulers:,.3g} can be answered: waits grow without end."
             )
-            verdict += f"{most * deployment.parallel.replicas:.3g} can be answered: waits grow without end."
             return False, "load", verdict
     for name, limit_seconds in (("ttft", promise.ttft), ("tpot", promise.tpot)):
         reached = load.percentile(name, promise.percentile)
         if limit_seconds is not None and reached > limit_seconds:
-            verdict = f"Breaks the promise: {share} {name.upper()} is {reached * 1e3:,.1f} ms against "
-            return False, name, verdict + f"{limit_seconds * 1e3:,.1f} ms."
+            verdict = (
+                f"The binding limit is the promised {name.upper()}. {share} is {reached * 1e3:,.1f} ms "
+                f"against {limit_seconds * 1e3:,.1f} ms; the mean step is bound by {steady.time.binding}."
+            )
+            return False, name, verdict
     promised = promise.ttft is not None or promise.tpot is not None
-    waiting = workload.concurrency is not None and load.peak_batch < math.ceil(
-        workload.concurrency / deployment.parallel.replicas
-    )
-    tail = (
-        f" {load.peak_batch:.0f} sequences run at once per replica; the other clients wait."
-        if waiting
-        else ""
-    )
-    return True, "", ("Fits and keeps the promise." if promised else "Fits.") + tail
+    clients, running = workload.concurrency or 0, load.peak_batch * deployment.parallel.schedulers
+    tail = f" {running:,.0f} sequences run at once; the other {clients - running:,.0f} clients wait."
+    kept = "Fits and keeps the promise." if promised else "Fits."
+    return True, "", kept + (tail if clients > running else "")
 
 
 def _latency_figures(
@@ -247,7 +273,8 @@ def _power(deployment: Deployment, steady: SteadyState) -> Figure | None:
 
 
 def _cost(deployment: Deployment, output: Figure, price: float | None) -> Figure | None:
-    hourly = price if price is not None else deployment.device.price_per_hour
+    hourly = deployment.device.price_per_hour
+    hourly = price if hourly is None else hourly
     if hourly is None or output.value <= 0:
         return None
     per_hour = hourly * deployment.parallel.devices

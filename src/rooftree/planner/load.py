@@ -15,11 +15,16 @@ from rooftree.roofline.work import StepWork, step_work
 MEASURED_REQUESTS = 150
 MOST_REQUESTS = 1500
 MOST_INSIDE = 512
+FEWEST_REQUESTS = 3
+MOST_CHUNKS = 20_000
+"""Steps with prompts in them that one simulation may take: long prompts are measured on fewer requests."""
+MOST_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One replica under load. Times in seconds; sorted lists, one entry per measured request.
+    """One scheduler (a tensor group of a replica) under load. Times in seconds; sorted lists, one entry per
+    measured request.
 
     Attributes:
         output_rate, request_rate: tokens and requests per second.
@@ -43,15 +48,17 @@ class LoadResult:
 
 
 def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
-    """One replica under its share of the load."""
-    per_replica = share_of_replica(workload, deployment.parallel.replicas)
-    clients = per_replica.concurrency
-    inside = clients or min(MOST_INSIDE, round(requests_inside(deployment, per_replica)))
-    warmup = 0 if per_replica.burst else inside * (1 if clients else 2)
-    measured = per_replica.requests or min(MOST_REQUESTS, max(MEASURED_REQUESTS, inside))
+    """One scheduler under its share of the load."""
+    mine = share_of_scheduler(workload, deployment.parallel.schedulers)
+    mine, waiting = _cut_queue(deployment, mine)
+    clients = mine.concurrency
+    inside = clients or min(MOST_INSIDE, round(requests_inside(deployment, mine)))
+    warmup = 0 if mine.burst else inside * (1 if clients else 2)
+    measured = mine.requests or min(MOST_REQUESTS, max(MEASURED_REQUESTS, inside))
+    measured = max(FEWEST_REQUESTS, min(measured, round(MOST_CHUNKS / _chunks(deployment, mine))))
     # Arrivals go on behind those that are measured, or the last would find an empty server.
     behind = 0 if clients else inside
-    requests = draw_requests(per_replica, warmup + measured + behind)
+    requests = draw_requests(mine, warmup + measured + behind)
     clock = deployment.clock
     delay = deployment.constants.constants["frontend_seconds"]
 
@@ -62,9 +69,38 @@ def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
     if clients is not None:
         run = simulation.run_closed(clients)
     else:
-        run = simulation.run_open(draw_arrivals(per_replica, len(requests)))
+        run = simulation.run_open(draw_arrivals(mine, len(requests)))
     outputs = [request.output for request in requests]
-    return _result(run, outputs, range(warmup, warmup + measured), delay)
+    result = _result(run, outputs, range(warmup, warmup + measured), delay)
+    return _later(result, waiting / result.request_rate) if waiting else result
+
+
+def _cut_queue(deployment: Deployment, mine: Workload) -> tuple[Workload, int]:
+    """The load with at most ``MOST_WAITING`` clients behind those that run, and how many were left out.
+
+    A closed loop that is always full answers in order at one rate, so each further client only waits longer
+    by one answer: that is added afterwards instead of being simulated.
+    """
+    if mine.concurrency is None or mine.burst:
+        return mine, 0
+    running = min(deployment.sequences(mine.tokens_per_sequence), deployment.options.max_sequences)
+    most = max(1, running) + MOST_WAITING
+    return replace(mine, concurrency=min(mine.concurrency, most)), max(0, mine.concurrency - most)
+
+
+def _later(result: LoadResult, wait: float) -> LoadResult:
+    """The same answers after a longer wait in the queue."""
+    return replace(
+        result,
+        ttft=tuple(seconds + wait for seconds in result.ttft),
+        latency=tuple(seconds + wait for seconds in result.latency),
+    )
+
+
+def _chunks(deployment: Deployment, workload: Workload) -> float:
+    """Steps that the prompt of a request takes."""
+    computed = workload.input.mean * (1 - workload.prefix_share)
+    return 1 + computed / deployment.options.max_batched_tokens
 
 
 def requests_inside(deployment: Deployment, workload: Workload) -> float:
@@ -77,11 +113,11 @@ def requests_inside(deployment: Deployment, workload: Workload) -> float:
     return inside
 
 
-def share_of_replica(workload: Workload, replicas: int) -> Workload:
-    """The load of one of several equal replicas."""
+def share_of_scheduler(workload: Workload, schedulers: int) -> Workload:
+    """The load of one of several equal ones, the one that has most."""
     if workload.concurrency is not None:
-        return replace(workload, concurrency=math.ceil(workload.concurrency / replicas))
-    return replace(workload, rate=(workload.rate or 0.0) / replicas)
+        return replace(workload, concurrency=math.ceil(workload.concurrency / schedulers))
+    return replace(workload, rate=(workload.rate or 0.0) / schedulers)
 
 
 def _result(run: Run, outputs: list[int], measured: range, delay: float) -> LoadResult:
@@ -95,8 +131,10 @@ def _result(run: Run, outputs: list[int], measured: range, delay: float) -> Load
         # A burst: nothing arrives while it is answered.
         done, span = list(measured), run.seconds - begin
     rate_reached = len(done) / max(span, 1e-9)
-    steps = sum(segment.steps for segment in run.segments)
-    sequences = sum(segment.batch.sequences * segment.steps for segment in run.segments)
+    # The warm-up's shortened answers leave more room than those that are measured.
+    segments = run.segments[run.before[measured.start] : run.before[-1]] or run.segments
+    steps = sum(segment.steps for segment in segments)
+    sequences = sum(segment.batch.sequences * segment.steps for segment in segments)
     return LoadResult(
         ttft=tuple(ttft),
         tpot=tuple(tpot),
@@ -104,13 +142,13 @@ def _result(run: Run, outputs: list[int], measured: range, delay: float) -> Load
         output_rate=rate_reached * sum(outputs[i] for i in measured) / max(len(measured), 1),
         request_rate=rate_reached,
         mean_batch=sequences / max(steps, 1),
-        peak_batch=max((segment.batch.sequences for segment in run.segments), default=0.0),
+        peak_batch=max((segment.batch.sequences for segment in segments), default=0.0),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """A replica whose ``batch`` places are always taken.
+    """A scheduler whose ``batch`` places are always taken.
 
     Attributes:
         tpot, output_rate: seconds per token of one request; tokens per second of all.

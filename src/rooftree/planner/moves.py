@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rooftree.planner.deployment import PUBLISHED, Deployment, possible_tensor_sizes
+from rooftree.planner.deployment import (
+    PUBLISHED,
+    Deployment,
+    possible_expert_sizes,
+    possible_tensor_sizes,
+)
 from rooftree.planner.estimate import Estimate
 from rooftree.planner.load import steady_state
 from rooftree.specs.device import DeviceSpec
@@ -52,7 +57,7 @@ def _variants(found: Estimate, next_device: DeviceSpec | None) -> Iterator[tuple
             yield f"weights in {name}", replace(base, weight_dtype=name), note
     if base.kv_dtype in ("bf16", "fp16"):
         yield "KV cache in fp8", replace(base, kv_dtype="fp8"), ""
-    yield from _tensor_variants(base)
+    yield from _layout_variants(base)
     if next_device is not None:
         yield f"on {next_device.name}", replace(base, device=next_device), ""
     quicker = replace(
@@ -67,13 +72,19 @@ def _variants(found: Estimate, next_device: DeviceSpec | None) -> Iterator[tuple
     yield "no overhead per layer and step", replace(base, constants=quicker), "the best any engine could"
 
 
-def _tensor_variants(base: Deployment) -> Iterator[tuple[str, Deployment, str]]:
-    tensor = base.parallel.tensor
-    sizes = possible_tensor_sizes(base.model, base.device, 16)
-    for other in (tensor // 2, tensor * 2):
-        if other in sizes:
-            parallel = replace(base.parallel, tensor=other, expert=1)
-            yield f"tensor parallel {other}", replace(base, parallel=parallel), ""
+def _layout_variants(base: Deployment) -> Iterator[tuple[str, Deployment, str]]:
+    """Half and twice the devices of a stage; for experts, spread instead of cut and the other way round."""
+    parallel, devices = base.parallel, base.parallel.stage_devices
+    tensors = possible_tensor_sizes(base.model, base.device, 16)
+    experts = possible_expert_sizes(base.model, base.device, 1, 16)
+    for other in (devices // 2, devices, devices * 2):
+        if other in tensors and (other, 1) != (parallel.tensor, parallel.expert):
+            cut = replace(parallel, tensor=other, expert=1)
+            yield f"tensor parallel {other}", replace(base, parallel=cut), ""
+        if other > 1 and other in experts and (1, other) != (parallel.tensor, parallel.expert):
+            spread = replace(parallel, tensor=1, expert=other)
+            note = "each device attends for its own sequences"
+            yield f"experts spread over {other}", replace(base, parallel=spread), note
 
 
 def _doubled(found: Estimate) -> list[Move]:
@@ -93,11 +104,12 @@ def _reached(found: Estimate, deployment: Deployment) -> tuple[float, float, flo
     fit = deployment.sequences(found.workload.tokens_per_sequence)
     if fit < 1:
         return None
-    batch = found.steady.batch if found.steady else 1
-    steady = steady_state(deployment, found.workload, batch)
+    parallel, groups = deployment.parallel, found.deployment.parallel.groups
+    batch = (found.steady.batch if found.steady else 1) * groups / parallel.groups
+    steady = steady_state(deployment, found.workload, max(1, round(batch)))
     full = steady_state(deployment, found.workload, min(fit, deployment.options.max_sequences))
-    devices = deployment.parallel.devices_per_replica
-    return steady.tpot, full.output_rate / devices, fit / devices
+    per_device = parallel.groups / parallel.devices_per_replica
+    return steady.tpot, full.output_rate * per_device, fit * per_device
 
 
 def published_dtype(deployment: Deployment) -> str:

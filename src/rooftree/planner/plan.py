@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
-from rooftree.planner.estimate import Estimate, estimate
+from rooftree.planner.estimate import Estimate, context_refusal, estimate
 from rooftree.planner.moves import Move, moves
 from rooftree.planner.question import Question
 from rooftree.planner.ranking import RankedDevice, rank
-from rooftree.planner.search import best_layout, fewest_devices, largest_concurrency
+from rooftree.planner.search import (
+    best_layout,
+    best_plan,
+    fewest_devices,
+    largest_concurrency,
+    smallest_plan,
+)
+from rooftree.planner.storage import change_words, storages
 from rooftree.planner.workload import Workload
 from rooftree.specs.device import DeviceSpec
+
+DEVICES_TRIED = 8
+"""Devices of the layout that is shown where no number of devices keeps the promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +48,57 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageOption:
+    """Dtypes that the question allows, and the fewest devices that keep the promise in them.
+
+    ``smallest`` None: no number of devices does. ``price``: what they cost in quality against the published
+    dtypes; empty where nothing is changed.
+    """
+
+    weight_dtype: str
+    kv_dtype: str
+    price: str
+    smallest: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """``chosen`` None: no device was named and none can serve."""
+    """``chosen`` None: nothing serves, on any device or at that length; ``binding`` names the limit then."""
 
     question: Question
     chosen: Estimate | None
     verdict: str
-    ranking: tuple[RankedDevice, ...]
-    moves: tuple[Move, ...]
-    answers: Answers
+    binding: str
+    ranking: tuple[RankedDevice, ...] = ()
+    moves: tuple[Move, ...] = ()
+    answers: Answers = Answers()
+    options: tuple[StorageOption, ...] = ()
 
 
 def make_plan(question: Question, *, with_ranking: bool = True) -> Plan:
     """Answer everything about a question. Never raises for a question that has no plan."""
+    too_long = context_refusal(question.model, question.workload)
+    if too_long:
+        return Plan(question, None, _no_plan(too_long), "context")
     ranking = tuple(rank(question)) if with_ranking and question.devices else ()
     chosen = _choose(question, ranking)
     if chosen is None:
-        verdict = "No plan fits: no device of the catalogue carries this workload; see the reasons below."
-        return Plan(question, None, verdict, ranking, (), Answers())
-    verdict = chosen.verdict if chosen.fits and chosen.meets else f"No plan fits. {chosen.verdict}"
+        return Plan(question, None, *_nobody(ranking), ranking)
+    options = _options(question, chosen.deployment.device)
     if not chosen.fits:
-        return Plan(question, chosen, verdict, ranking, (), _answers_unfit(question, chosen, ranking))
-    after = _next_device(question, chosen, ranking)
+        answers = Answers(fewest_devices=_fewest(question, chosen), best_device=_first(ranking))
+        return Plan(
+            question, chosen, _verdict(question, chosen), chosen.binding, ranking, (), answers, options
+        )
     return Plan(
         question=question,
         chosen=chosen,
-        verdict=verdict,
+        verdict=_verdict(question, chosen),
+        binding=chosen.binding,
         ranking=ranking,
-        moves=tuple(moves(chosen, after)),
+        moves=tuple(moves(chosen, _next_device(chosen, ranking))),
         answers=_answers(question, chosen, ranking),
+        options=options,
     )
 
 
@@ -76,46 +109,89 @@ def scaled(workload: Workload, factor: float) -> Workload:
     return replace(workload, rate=(workload.rate or 0.0) * factor)
 
 
+def _verdict(question: Question, chosen: Estimate) -> str:
+    """The sentence on top: what holds, what was changed for it without being asked, or what binds."""
+    changed = change_words(chosen.deployment)
+    stated = question.weight_dtype is not None and question.kv_dtype is not None
+    if not (chosen.fits and chosen.meets):
+        tail = f" Tried with {changed}." if changed and not stated else ""
+        return _no_plan(chosen.verdict) + tail
+    if not changed or stated:
+        return chosen.verdict
+    return f"{chosen.verdict} Not as published, but with {changed}."
+
+
+def _no_plan(verdict: str) -> str:
+    return f"No plan fits: {verdict[0].lower()}{verdict[1:]}"
+
+
+def _nobody(ranking: tuple[RankedDevice, ...]) -> tuple[str, str]:
+    """Verdict and limit where no device serves: those of the device that comes nearest."""
+    last = {"memory": 3, "interconnect": 2, "kv_capacity": 1}
+    nearest = min(
+        ranking, key=lambda row: (last.get(row.binding, 0), -row.device.total_memory_bytes), default=None
+    )
+    if nearest is None:
+        return "No plan fits: no device was named, and there is none to rank.", "devices"
+    counts = Counter(row.binding for row in ranking).most_common()
+    shares = ", ".join(f"{limit} binds {number}" for limit, number in counts)
+    verdict = f"{_no_plan(nearest.reason)} That is {nearest.device.name}, which comes nearest; of all "
+    return f"{verdict}{len(ranking)} devices {shares}.", nearest.binding
+
+
 def _choose(question: Question, ranking: tuple[RankedDevice, ...]) -> Estimate | None:
     device = question.device
     if device is None:
-        first = next((row for row in ranking if row.found), None)
-        return best_layout(question, first.device, _count(first)) if first else None
+        first = next((row.found for row in ranking if row.found), None)
+        if first is None:
+            return None
+        settled, parallel = _settled(question, first), first.deployment.parallel
+        return best_layout(settled, first.deployment.device, question.count or parallel.devices)
     if question.count is not None:
-        return best_layout(question, device, question.count)
-    found = fewest_devices(question, device)
-    return found or best_layout(question, device, 8)
+        return best_plan(question, device, question.count)
+    return smallest_plan(question, device) or best_plan(question, device, DEVICES_TRIED)
 
 
-def _count(row: RankedDevice) -> int:
-    return row.found.deployment.parallel.devices if row.found else 1
+def _settled(question: Question, found: Estimate) -> Question:
+    """The question in the dtypes of a plan."""
+    deployment = found.deployment
+    return replace(question, weight_dtype=deployment.weight_dtype, kv_dtype=deployment.kv_dtype)
 
 
-def _next_device(
-    question: Question, chosen: Estimate, ranking: tuple[RankedDevice, ...]
-) -> DeviceSpec | None:
-    """The device with the least more bandwidth than the chosen one."""
+def _options(question: Question, device: DeviceSpec) -> tuple[StorageOption, ...]:
+    """Every storage that the question allows, where it leaves a choice."""
+    if question.weight_dtype is not None and question.kv_dtype is not None:
+        return ()
+    found = []
+    for settled in storages(question, device):
+        smallest = fewest_devices(settled, device)
+        price = change_words(smallest.deployment) if smallest else ""
+        found.append(StorageOption(settled.weight_dtype or "", settled.kv_dtype or "", price, smallest))
+    return tuple(found)
+
+
+def _next_device(chosen: Estimate, ranking: tuple[RankedDevice, ...]) -> DeviceSpec | None:
+    """The device with the least more bandwidth than the chosen one, of the same maker where there is one."""
     have = chosen.deployment.device
     faster = [row.device for row in ranking if row.device.bandwidth > have.bandwidth * 1.05]
-    return min(faster, key=lambda device: device.bandwidth, default=None)
+    same = [device for device in faster if device.name.split()[0] == have.name.split()[0]]
+    return min(same or faster, key=lambda device: device.bandwidth, default=None)
 
 
-def _answers_unfit(question: Question, chosen: Estimate, ranking: tuple[RankedDevice, ...]) -> Answers:
-    found = fewest_devices(question, chosen.deployment.device)
-    return Answers(
-        fewest_devices=found.deployment.parallel.devices if found else None, best_device=_first(ranking)
-    )
+def _fewest(question: Question, chosen: Estimate) -> int | None:
+    found = fewest_devices(_settled(question, chosen), chosen.deployment.device)
+    return found.deployment.parallel.devices if found else None
 
 
 def _answers(question: Question, chosen: Estimate, ranking: tuple[RankedDevice, ...]) -> Answers:
     deployment, workload = chosen.deployment, question.workload
-    fewest = fewest_devices(question, deployment.device)
-    largest = largest_concurrency(deployment, workload, question)
+    settled = _settled(question, chosen)
+    largest = largest_concurrency(deployment, workload, settled)
     peak = peak_devices = without_one = None
     if question.peak_factor > 1:
         at_peak = scaled(workload, question.peak_factor)
         peak = estimate(deployment, at_peak, question.promise, question.price)
-        needed = fewest_devices(replace(question, workload=at_peak), deployment.device)
+        needed = fewest_devices(replace(settled, workload=at_peak), deployment.device)
         peak_devices = needed.deployment.parallel.devices if needed else None
     if deployment.parallel.replicas > 1:
         fewer = replace(deployment.parallel, replicas=deployment.parallel.replicas - 1)
@@ -123,7 +199,7 @@ def _answers(question: Question, chosen: Estimate, ranking: tuple[RankedDevice, 
             replace(deployment, parallel=fewer), workload, question.promise, question.price
         )
     return Answers(
-        fewest_devices=fewest.deployment.parallel.devices if fewest else None,
+        fewest_devices=_fewest(question, chosen),
         largest_concurrency=largest,
         headroom=_headroom(chosen, workload, largest),
         peak=peak,

@@ -11,7 +11,21 @@ from rooftree.planner.moves import published_dtype
 from rooftree.planner.page_style import STYLE
 from rooftree.planner.plan import Plan
 from rooftree.planner.report_json import waterfall
-from rooftree.planner.report_text import layout_words, load_words, milliseconds, short, with_band
+from rooftree.planner.report_text import (
+    dtype_words,
+    duration,
+    duration_with_band,
+    headroom_words,
+    layout_words,
+    load_words,
+    loss_words,
+    peak_words,
+    scheduler_words,
+    short,
+    weight_words,
+    with_band,
+)
+from rooftree.planner.storage import changes
 from rooftree.planner.svg import Plot, decades, plot
 from rooftree.roofline.memory import GIB
 from rooftree.roofline.time import arithmetic_dtype
@@ -26,8 +40,9 @@ def plan_html(plan: Plan) -> str:
         sections.append(_pair(_roofline(chosen), _batches(chosen)))
         sections.append(_pair(f"<div>{_memory(chosen)}{_answers(plan)}</div>", _waterfalls(chosen)))
         sections.append(_moves(plan))
+        sections.append(_options(plan))
     elif chosen is not None:
-        sections += [_facts(plan, chosen), _memory(chosen), _answers(plan)]
+        sections += [_facts(plan, chosen), _memory(chosen), _answers(plan), _options(plan)]
     if plan.ranking:
         sections.append(_ranking(plan))
     sections.append(_method(plan))
@@ -90,14 +105,21 @@ def _facts(plan: Plan, found: Estimate) -> str:
     rows = [
         ("Weights", published_dtype(deployment)),
         ("KV cache", deployment.kv_dtype),
+        *(
+            (f"Changed: {change.what}", f"{change.words()}: {change.quality}")
+            for change in changes(deployment)
+        ),
         ("Step model", f"{deployment.constants.origin}: {stack}"),
     ]
     if found.load is not None:
         batch = f"{found.load.mean_batch:.1f} on average, {found.load.peak_batch:.0f} at most"
-        rows.append(("Batch per replica", f"{batch}; best within the promise {found.best_batch}"))
-        rows.append(("At once per replica", f"{found.sequences} sequences"))
+        per = f", per {scheduler_words(found)}"
+        rows.append(("Batch", f"{batch}; best within the promise {found.best_batch}{per}"))
+        rows.append(("At once", f"{found.sequences} sequences{per}"))
         for label, figures in (("TTFT", found.ttft or {}), ("TPOT", found.tpot or {})):
-            cells = ", ".join(f"{name.upper()} {milliseconds(value)}" for name, value in figures.items())
+            cells = ", ".join(
+                f"{name.upper()} {duration_with_band(value)}" for name, value in figures.items()
+            )
             rows.append((label, cells))
         rows.append(("Requests", with_band(found.request_rate)))
     cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
@@ -219,7 +241,8 @@ def _memory(found: Estimate) -> str:
     if found.fits and tokens > 0:
         note += (
             f" {found.deployment.kv_bytes_per_token:,.0f} B of KV per token and device: {tokens:,.0f} tokens "
-            f"per replica, {found.sequences} sequences at once, {found.sequences_longest} of the longest."
+            f"per {scheduler_words(found)}, {found.sequences} sequences at once, "
+            f"{found.sequences_longest} of the longest."
         )
     body = f"<div class='bar'>{bars}</div><ul class='legend'>{legend}</ul>"
     return _panel("Memory", body, note)
@@ -274,17 +297,37 @@ def _answers(plan: Plan) -> str:
     if answers.fewest_devices is not None:
         rows.append(("Fewest devices that keep the promise", str(answers.fewest_devices)))
     if answers.largest_concurrency is not None:
-        times = f"{answers.headroom or 0:.1f} times this load"
-        rows.append(("Largest load", f"{answers.largest_concurrency} clients, {times}"))
+        rows.append(("Largest load", headroom_words(answers)))
     if answers.peak is not None:
-        needed = f" A peak needs {answers.peak_devices} devices." if answers.peak_devices else ""
-        rows.append((f"At {plan.question.peak_factor:g} times the load", answers.peak.verdict + needed))
-    if answers.without_one is not None:
-        rows.append(("After the loss of one replica", answers.without_one.verdict))
+        rows.append((f"At {plan.question.peak_factor:g} times the load", peak_words(answers)))
+    if plan.chosen is not None and plan.chosen.fits:
+        rows.append(("After the loss of one replica", loss_words(answers)))
     if answers.best_device is not None:
         rows.append(("First in the ranking", answers.best_device))
     cells = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
     return _panel("Turned around", f"<dl>{cells}</dl>", "")
+
+
+def _options(plan: Plan) -> str:
+    """What dtypes would do that the question leaves open; nothing where it leaves none."""
+    if len(plan.options) < 2:
+        return ""
+    rows = ""
+    for option in plan.options:
+        found = option.smallest
+        cells = (
+            f"{found.deployment.parallel.devices:,}" if found else "–",
+            layout_words(found) if found else "no number keeps the promise",
+        )
+        body = "".join(f"<td class='num'>{escape(cell)}</td>" for cell in cells)
+        price = option.price or ("as published" if found else "")
+        rows += f"<tr><td>{escape(weight_words(plan, option))} / {escape(option.kv_dtype)}</td>{body}"
+        rows += f"<td>{escape(price)}</td></tr>"
+    head = "<tr><th>weights / KV cache</th><th>fewest devices</th><th>layout</th><th>quality</th></tr>"
+    note = "A smaller dtype is planned only where the published one does not serve, and the verdict says so."
+    return _panel(
+        "Dtypes that the question leaves open", f"<table class='text-last'>{head}{rows}</table>", note
+    )
 
 
 def _ranking(plan: Plan) -> str:
@@ -295,15 +338,16 @@ def _ranking(plan: Plan) -> str:
         if found is None or found.ttft is None or found.tpot is None or found.output_rate is None:
             rows.append(
                 f"<tr class='out'><td>{escape(row.device.name)}</td>"
-                f"<td colspan='7'>{escape(row.reason)}</td></tr>"
+                f"<td colspan='8'>{escape(row.reason)}</td></tr>"
             )
             continue
         price = f"{row.hourly:.2f}" if row.hourly is not None else "–"
         cells = (
             str(found.deployment.parallel.devices),
             layout_words(found),
-            f"{short(found.ttft['p50'].value * 1e3)} ms",
-            milliseconds(found.tpot["p50"]),
+            dtype_words(found),
+            f"{duration(found.ttft['p50'].value)}",
+            duration_with_band(found.tpot["p50"]),
             short(found.output_rate.value),
             short(found.power_watts.value) if found.power_watts else "–",
             price,
@@ -311,13 +355,23 @@ def _ranking(plan: Plan) -> str:
         mark = " class='chosen'" if row.device.name == chosen else ""
         body = "".join(f"<td class='num'>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr{mark}><td>{escape(row.device.name)}</td>{body}</tr>")
-    names = ("device", "devices", "layout", "TTFT P50", "TPOT P50", "tok/s", "watts", "price per hour")
+    names = (
+        "device",
+        "devices",
+        "layout",
+        "dtypes",
+        "TTFT P50",
+        "TPOT P50",
+        "tok/s",
+        "watts",
+        "price per hour",
+    )
     head = "".join(f"<th>{name}</th>" for name in names)
     return _panel(
         "Devices for this workload",
         f"<table class='ranking'><tr>{head}</tr>{''.join(rows)}</table>",
-        "The smallest plan on each that keeps the promise; cheapest first where all prices are known, else "
-        "by number of devices and power.",
+        "The smallest plan on each that keeps the promise; those of known price first, then by number of "
+        "devices and power. Layout: replicas × tensor (TP), expert (EP) and pipeline (PP) parallel.",
     )
 
 

@@ -9,8 +9,9 @@ from rooftree.planner.estimate import Estimate, OperatingPoint, batch_curve
 from rooftree.planner.figure import Figure, rounded
 from rooftree.planner.load import SteadyState, share_by_limit
 from rooftree.planner.moves import published_dtype
-from rooftree.planner.plan import Answers, Plan
+from rooftree.planner.plan import Answers, Plan, StorageOption
 from rooftree.planner.ranking import RankedDevice
+from rooftree.planner.storage import changes
 from rooftree.planner.workload import Promise, Workload
 from rooftree.roofline.time import StepTime
 
@@ -26,7 +27,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "verdict": plan.verdict,
         "fits": bool(chosen and chosen.fits),
         "meets_promise": bool(chosen and chosen.fits and chosen.meets),
-        "binding": chosen.binding if chosen else "none",
+        "binding": plan.binding,
         "model": {
             "name": question.model.name,
             "architecture": model.name,
@@ -50,6 +51,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for move in plan.moves
         ],
         "answers": answers_json(plan.answers),
+        "options": [option_json(option) for option in plan.options],
         "ranking": [ranked_json(row) for row in plan.ranking],
     }
 
@@ -84,11 +86,12 @@ def estimate_json(found: Estimate) -> dict[str, Any]:
     }
     if not found.fits or found.load is None or found.steady is None:
         return result
+    groups = found.deployment.parallel.groups
     return {
         **result,
         "sequences_at_once": {
-            "per_replica_mean_length": found.sequences,
-            "per_replica_longest": found.sequences_longest,
+            "per_replica_mean_length": found.sequences * groups,
+            "per_replica_longest": found.sequences_longest * groups,
             "kv_bytes_per_sequence_per_device": found.kv_bytes_per_sequence,
         },
         "batch": {
@@ -128,9 +131,14 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         "tensor_parallel": parallel.tensor,
         "pipeline_parallel": parallel.pipeline,
         "expert_parallel": parallel.expert,
+        "attention_groups": parallel.groups,
         "replicas": parallel.replicas,
         "weight_dtype": published_dtype(deployment),
         "kv_dtype": deployment.kv_dtype,
+        "changes": [
+            {"what": found.what, "before": found.before, "after": found.after, "quality": found.quality}
+            for found in changes(deployment)
+        ],
         "step_model": {
             "stack": deployment.constants.stack or "general",
             "origin": deployment.constants.origin,
@@ -151,7 +159,7 @@ def memory_json(deployment: Deployment) -> dict[str, Any]:
         "runtime": budget.runtime,
         "kv": budget.kv,
         "kv_bytes_per_token": rounded(deployment.kv_bytes_per_token),
-        "kv_tokens_per_replica": max(0, int(deployment.kv_tokens or 0)),
+        "kv_tokens_per_replica": max(0, int((deployment.kv_tokens or 0) * deployment.parallel.groups)),
     }
 
 
@@ -180,12 +188,29 @@ def answers_json(answers: Answers) -> dict[str, Any]:
     }
 
 
+def option_json(option: StorageOption) -> dict[str, Any]:
+    """Dtypes that the question left open, and what they need; ``devices`` null: no number is enough."""
+    found = option.smallest
+    return {
+        "weight_dtype": option.weight_dtype,
+        "kv_dtype": option.kv_dtype,
+        "quality": option.price,
+        "devices": found.deployment.parallel.devices if found else None,
+    }
+
+
 def ranked_json(row: RankedDevice) -> dict[str, Any]:
     """One line of the ranking."""
     found = row.found
     if found is None or found.tpot is None or found.ttft is None:
-        return {"device": row.device.name, "fits": False, "reason": row.reason}
-    layout = ("devices", "tensor_parallel", "pipeline_parallel", "replicas")
+        return {
+            "device": row.device.name,
+            "fits": False,
+            "binding": row.binding,
+            "reason": row.reason,
+        }
+    parallel = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas")
+    layout = ("devices", *parallel, "weight_dtype", "kv_dtype")
     return {
         "device": row.device.name,
         "fits": True,

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rooftree.planner.deployment import PUBLISHED
 from rooftree.planner.estimate import Estimate, OperatingPoint
 from rooftree.planner.figure import Figure
 from rooftree.planner.load import share_by_limit
 from rooftree.planner.moves import published_dtype
-from rooftree.planner.plan import Plan
+from rooftree.planner.plan import Answers, Plan, StorageOption
 from rooftree.planner.report_json import waterfall
+from rooftree.planner.storage import changes
 from rooftree.roofline.memory import GIB
 
 BAR = 46
 LIMIT_STYLE = {"bandwidth": "cyan", "arithmetic": "magenta", "interconnect": "yellow", "overhead": "red"}
 SHOWN_DEVICES = 12
+_LEFT = ("change", "", "device", "layout", "dtypes", "weights", "KV")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Everything that a person wants to see first."""
-    good = plan.chosen is not None and plan.chosen.fits and plan.chosen.meets
-    console.print(Panel(Text(plan.verdict, style="bold"), border_style="green" if good else "red"))
     chosen = plan.chosen
+    good = chosen is not None and chosen.fits and chosen.meets
+    style = ("yellow" if chosen and changes(chosen.deployment) else "green") if good else "red"
+    console.print(Panel(Text(plan.verdict, style="bold"), border_style=style))
     if chosen is not None:
         console.print(_layout(plan, chosen))
         console.print(_memory(chosen))
@@ -33,17 +39,27 @@ def print_plan(plan: Plan, console: Console) -> None:
             console.print(_throughput(chosen))
             console.print(_steps(chosen))
             console.print(_moves(plan), "")
-        console.print(_answers(plan))
+        console.print(_answers(plan), "")
+        if len(plan.options) > 1:
+            console.print(_options(plan), "")
     if plan.ranking:
         console.print(_ranking(plan))
     for note in plan.question.model.architecture.notes:
         console.print(f"note: {note}", style="dim", markup=False)
 
 
-def milliseconds(figure: Figure) -> str:
-    """``7.8 ms (6.9-8.9)``."""
-    low, high = short(figure.low * 1e3), short(figure.high * 1e3)
-    return f"{short(figure.value * 1e3)} ms ({low}–{high})"
+def duration(seconds: float) -> str:
+    """``7.8 ms``, ``16.1 s``, ``3.2 h``."""
+    if seconds < 10:
+        return f"{short(seconds * 1e3)} ms"
+    return f"{short(seconds)} s" if seconds < 10_000 else f"{short(seconds / 3600)} h"
+
+
+def duration_with_band(figure: Figure) -> str:
+    """``7.8 ms (6.9–8.9)``: the band in the unit of the value."""
+    value, unit = duration(figure.value).rsplit(" ", 1)
+    scale = {"ms": 1e3, "s": 1.0, "h": 1 / 3600}[unit]
+    return f"{value} {unit} ({short(figure.low * scale)}–{short(figure.high * scale)})"
 
 
 def with_band(figure: Figure | None) -> str:
@@ -54,24 +70,35 @@ def with_band(figure: Figure | None) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits."""
+    """Three digits, thousands apart."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def layout_words(found: Estimate) -> str:
-    """``2 replicas x TP 4``."""
+    """``2 × TP 4``, ``1 × TP 8 × PP 2``, ``1 × TP 1 × EP 8`` (replicas first)."""
     parallel = found.deployment.parallel
     words = f"{parallel.replicas} × TP {parallel.tensor}"
+    if parallel.expert > 1:
+        words += f" × EP {parallel.expert}"
     return f"{words} × PP {parallel.pipeline}" if parallel.pipeline > 1 else words
+
+
+def scheduler_words(found: Estimate) -> str:
+    """What batch sizes and sequences at once are counted for."""
+    groups = found.deployment.parallel.groups
+    return "replica" if groups == 1 else f"attention group (a replica has {groups})"
 
 
 def load_words(plan: Plan) -> str:
     """The workload in a line."""
     workload = plan.question.workload
-    clients = f"{workload.concurrency} clients, each always waiting for one answer"
-    load = clients if workload.concurrency else f"{workload.rate:g} requests/s at random (Poisson)"
+    load = f"{workload.rate or 0:,g} requests/s at random (Poisson)"
+    if workload.concurrency is not None:
+        each = "client, who always waits for an answer"
+        load = f"1 {each}" if workload.concurrency == 1 else f"{workload.concurrency:,} clients, each always "
+        load += "" if workload.concurrency == 1 else "waiting for one answer"
     cached = f", {workload.prefix_share:.0%} of prompts cached" if workload.prefix_share else ""
     return f"Tokens in: {workload.input.words()}; out: {workload.output.words()}; {load}{cached}"
 
@@ -107,8 +134,9 @@ def _memory(found: Estimate) -> RenderableType:
     if found.fits and tokens:
         table.add_row(
             "KV cache",
-            f"{found.deployment.kv_bytes_per_token:,.0f} B per token and device, {tokens:,.0f} tokens per "
-            f"replica: {found.sequences} sequences at once ({found.sequences_longest} of the longest)",
+            f"{short(found.deployment.kv_bytes_per_token)} B per token and device, {tokens:,.0f} tokens per "
+            f"{scheduler_words(found)}: {found.sequences} sequences at once, "
+            f"{found.sequences_longest} of the longest",
         )
     return table
 
@@ -120,7 +148,7 @@ def _latency(found: Estimate) -> RenderableType:
     for name in names:
         table.add_column(name.upper(), justify="right")
     for label, figures in (("TTFT", found.ttft or {}), ("TPOT", found.tpot or {})):
-        table.add_row(label, *(milliseconds(figures[name]) for name in names))
+        table.add_row(label, *(duration_with_band(figures[name]) for name in names))
     return table
 
 
@@ -130,8 +158,8 @@ def _throughput(found: Estimate) -> RenderableType:
     if found.load is not None:
         table.add_row(
             "batch",
-            f"{found.load.mean_batch:.1f} on average, {found.load.peak_batch:.0f} at most per replica; "
-            f"best within the promise {found.best_batch}",
+            f"{found.load.mean_batch:.1f} on average, {found.load.peak_batch:.0f} at most per "
+            f"{scheduler_words(found)}; best within the promise {found.best_batch}",
         )
     table.add_row("power", with_band(found.power_watts))
     if found.cost_per_million is not None:
@@ -172,20 +200,57 @@ def _moves(plan: Plan) -> RenderableType:
 def _answers(plan: Plan) -> RenderableType:
     answers, table = plan.answers, _table()
     if answers.fewest_devices is not None:
-        table.add_row("fewest devices", f"{answers.fewest_devices} keep the promise")
+        table.add_row("fewest devices", f"{answers.fewest_devices:,}")
     if answers.largest_concurrency is not None:
-        times = f"{answers.headroom or 0:.1f} times this load"
-        table.add_row("largest load", f"{answers.largest_concurrency} clients ({times})")
+        table.add_row("largest load", headroom_words(answers))
     if answers.peak is not None:
-        needed = f" A peak needs {answers.peak_devices} devices." if answers.peak_devices else ""
-        table.add_row(f"at {plan.question.peak_factor:g}× the load", answers.peak.verdict + needed)
-    if answers.without_one is not None:
-        table.add_row("a replica lost", answers.without_one.verdict)
+        table.add_row(f"at {plan.question.peak_factor:g}× the load", peak_words(answers))
+    if plan.chosen is not None and plan.chosen.fits:
+        table.add_row("a replica lost", loss_words(answers))
     return table
 
 
+def headroom_words(answers: Answers) -> str:
+    """The largest load, and how many times the stated one it is."""
+    clients = f"{answers.largest_concurrency or 0:,} clients at once"
+    return f"{clients}, {short(answers.headroom or 0)} times this load"
+
+
+def peak_words(answers: Answers) -> str:
+    """What happens at the peak, and what it would take."""
+    if answers.peak is None:
+        return ""
+    needed = f" A peak needs {answers.peak_devices:,} devices." if answers.peak_devices else ""
+    return answers.peak.verdict + needed
+
+
+def loss_words(answers: Answers) -> str:
+    """What happens after the loss of one replica."""
+    return answers.without_one.verdict if answers.without_one else "There is one replica: service stops."
+
+
+def _options(plan: Plan) -> RenderableType:
+    table = _headed("Dtypes that the question leaves open", ("weights", "KV", "fewest devices", "layout", ""))
+    for option in plan.options:
+        found = option.smallest
+        table.add_row(
+            weight_words(plan, option),
+            option.kv_dtype,
+            f"{found.deployment.parallel.devices:,}" if found else "–",
+            layout_words(found) if found else "no number keeps the promise",
+            option.price or ("as published" if found else ""),
+        )
+    return table
+
+
+def weight_words(plan: Plan, option: StorageOption) -> str:
+    """The weight dtype to show."""
+    published = plan.question.model.architecture.scheme.name
+    return published if option.weight_dtype == PUBLISHED else option.weight_dtype
+
+
 def _ranking(plan: Plan) -> RenderableType:
-    names = ("device", "devices", "layout", "TTFT P50", "TPOT P50", "tok/s", "watts", "per hour")
+    names = ("device", "devices", "layout", "dtypes", "TTFT P50", "TPOT P50", "tok/s", "watts", "per hour")
     table = _headed("Devices for this workload", names)
     for row in [row for row in plan.ranking if row.found][:SHOWN_DEVICES]:
         found = row.found
@@ -195,20 +260,32 @@ def _ranking(plan: Plan) -> RenderableType:
             row.device.name,
             str(found.deployment.parallel.devices),
             layout_words(found),
-            f"{short(found.ttft['p50'].value * 1e3)} ms",
-            f"{short(found.tpot['p50'].value * 1e3)} ms",
+            dtype_words(found),
+            duration(found.ttft["p50"].value),
+            duration(found.tpot["p50"].value),
             short(found.output_rate.value),
             short(found.power_watts.value) if found.power_watts else "–",
             f"{row.hourly:.2f}" if row.hourly is not None else "–",
         )
-    rest = "".join(f"{row.device.name}: {row.reason}\n" for row in plan.ranking if not row.found)
-    return Group(table, Text(rest, style="dim"))
+    served = sum(1 for row in plan.ranking if row.found)
+    more = f"and {served - SHOWN_DEVICES} more\n" if served > SHOWN_DEVICES else ""
+    unable: dict[str, list[str]] = defaultdict(list)
+    for row in plan.ranking:
+        if not row.found:
+            unable[row.binding].append(row.device.name)
+    rest = "".join(f"no plan, bound by {limit}: {', '.join(names)}\n" for limit, names in unable.items())
+    return Group(*([table] if served else []), Text(more + rest, style="dim"))
+
+
+def dtype_words(found: Estimate) -> str:
+    """``bf16/fp8``: weights and KV."""
+    return f"{published_dtype(found.deployment)}/{found.deployment.kv_dtype}"
 
 
 def _headed(title: str, names: tuple[str, ...]) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", header_style="dim")
     for name in names:
-        table.add_column(name, justify="left" if name in ("change", "", "device", "layout") else "right")
+        table.add_column(name, justify="left" if name in _LEFT else "right")
     return table
 
 

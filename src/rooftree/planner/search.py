@@ -8,14 +8,17 @@ from dataclasses import replace
 
 from rooftree.planner.constants import choose_constants, load_constants
 from rooftree.planner.deployment import (
+    PUBLISHED,
     Deployment,
     can_be_linked,
     check_tensor_size,
+    possible_expert_sizes,
     possible_tensor_sizes,
 )
-from rooftree.planner.estimate import Estimate, best_batch, estimate
-from rooftree.planner.load import steady_state
+from rooftree.planner.estimate import Estimate, best_batch, context_refusal, estimate
+from rooftree.planner.load import share_of_scheduler, steady_state
 from rooftree.planner.question import Question
+from rooftree.planner.storage import WIDE_KV, storages
 from rooftree.planner.workload import Workload
 from rooftree.roofline.parallel import Parallel
 from rooftree.specs.device import DeviceSpec
@@ -26,34 +29,71 @@ CLOSE_CALLS = 3
 
 
 def deployment_for(question: Question, device: DeviceSpec, parallel: Parallel) -> Deployment:
-    """One layout, with the constants that fit it."""
+    """One layout, with the constants that fit it. Dtypes that the question leaves open are the published."""
     known = load_constants(question.constants_file)
+    weight_dtype = question.weight_dtype or PUBLISHED
     published = question.model.architecture.scheme.linear.name
-    weight_dtype = published if question.weight_dtype == "as published" else question.weight_dtype
+    measured = published if weight_dtype == PUBLISHED else weight_dtype
     return Deployment(
         model=question.model,
         device=device,
         parallel=parallel,
-        weight_dtype=question.weight_dtype,
-        kv_dtype=question.kv_dtype,
-        constants=choose_constants(known, device, question.engine, weight_dtype),
+        weight_dtype=weight_dtype,
+        kv_dtype=question.kv_dtype or WIDE_KV,
+        constants=choose_constants(known, device, question.engine, measured),
         options=question.options,
     )
 
 
+def best_plan(question: Question, device: DeviceSpec, count: int) -> Estimate:
+    """The best way to use ``count`` devices, in the dtypes that cost least quality and keep the promise.
+
+    Where none does: the first that fits, else that which comes nearest, whose verdict names the limit.
+    """
+    best: Estimate | None = None
+    for settled in storages(question, device):
+        found = best_layout(settled, device, count)
+        if found.fits and found.meets:
+            return found
+        if best is None or (found.fits and not best.fits):
+            best = found
+    if best is None:
+        raise ValueError("a question always has a storage")
+    return best
+
+
+def smallest_plan(question: Question, device: DeviceSpec) -> Estimate | None:
+    """The fewest devices that keep the promise, in the dtypes that cost least quality; or None."""
+    found = (fewest_devices(settled, device) for settled in storages(question, device))
+    return next((estimate for estimate in found if estimate is not None), None)
+
+
 def layouts(question: Question, device: DeviceSpec, count: int) -> Iterator[Parallel]:
     """Ways to use up to ``count`` devices that the question allows."""
+    for shape in shapes(question, device, count):
+        replicas = question.replicas or count // shape.devices_per_replica
+        if replicas >= 1 and shape.devices_per_replica * replicas <= count:
+            yield replace(shape, replicas=replicas)
+
+
+def shapes(question: Question, device: DeviceSpec, most: int) -> list[Parallel]:
+    """Layouts of one replica, small ones first; among as many devices, fewer stages and groups first."""
+    tensors = possible_tensor_sizes(question.model, device, most)
     if question.tensor is not None:
         check_tensor_size(question.model, question.tensor)
-    sizes = (
-        possible_tensor_sizes(question.model, device, count) if question.tensor is None else [question.tensor]
-    )
-    for tensor in sizes:
-        for pipeline in _pipeline_sizes(question, device):
-            replicas = question.replicas or count // (tensor * pipeline)
-            fits = replicas >= 1 and tensor * pipeline * replicas <= count
-            if fits and pipeline <= question.model.architecture.num_layers:
-                yield Parallel(tensor=tensor, pipeline=pipeline, replicas=replicas)
+        tensors = [question.tensor]
+    stages = [1, 2, 4] if can_be_linked(device) else [1]
+    if question.pipeline is not None:
+        stages = [question.pipeline]
+    found = []
+    for tensor in tensors:
+        experts = possible_expert_sizes(question.model, device, tensor, most)
+        if question.expert is not None:
+            experts = [] if question.expert % tensor and question.expert != 1 else [question.expert]
+        for expert in experts:
+            found += [Parallel(tensor, pipeline, expert) for pipeline in stages]
+    layers = question.model.architecture.num_layers
+    return sorted((p for p in found if p.pipeline <= layers), key=_shape_size)
 
 
 def best_layout(question: Question, device: DeviceSpec, count: int) -> Estimate:
@@ -67,15 +107,7 @@ def best_layout(question: Question, device: DeviceSpec, count: int) -> Estimate:
     if not able:
         nearest = max(candidates, key=lambda d: d.budget.kv, default=None)
         if nearest is None:
-            wanted = (question.tensor or 1) * (question.pipeline or 1) * (question.replicas or 1)
-            nearest = deployment_for(
-                question,
-                device,
-                Parallel(question.tensor or 1, question.pipeline or 1, replicas=question.replicas or 1),
-            )
-            refused = estimate(nearest, question.workload, question.promise, question.price)
-            verdict = f"No plan: the layout asks for {wanted} devices and {count} are at hand."
-            return replace(refused, fits=False, meets=False, binding="devices", verdict=verdict)
+            return _layout_too_large(question, device, count)
         return estimate(nearest, question.workload, question.promise, question.price)
     able = [d for d in able if not _needless_stages(d, able)]
     able.sort(key=lambda d: _promise(question, d), reverse=True)
@@ -89,22 +121,25 @@ def best_layout(question: Question, device: DeviceSpec, count: int) -> Estimate:
 def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
     """The plan with the fewest devices that keeps the promise; None where none does.
 
-    Whole replicas are added to each tensor size until the steady state carries the load, and then, simulated,
-    until the promise holds.
+    Whole replicas are added to each shape until the steady state carries the load, and then, simulated, until
+    the promise holds.
     """
     best: Estimate | None = None
-    for tensor in _tensor_sizes(question, device):
-        for pipeline in _pipeline_sizes(question, device):
-            if (tensor * pipeline, pipeline) >= (_size(best) if best else (MOST_DEVICES, 0)):
-                continue
-            if tensor * pipeline > 1 and not can_be_linked(device):
-                continue
-            found = _fewest_replicas(question, device, tensor, pipeline)
-            if found is None:
-                continue
-            if best is None or _size(found) < _size(best):
-                best = found
-            break
+    served: set[tuple[int, int]] = set()
+    if context_refusal(question.model, question.workload):
+        return None
+    for shape in shapes(question, device, MOST_DEVICES):
+        kind = (shape.tensor, shape.expert)
+        if best is not None and _size(best.deployment.parallel) <= _size(shape):
+            continue
+        if kind in served or (shape.devices_per_replica > 1 and not can_be_linked(device)):
+            continue
+        found = _fewest_replicas(question, device, shape, best)
+        if found is None:
+            continue
+        served.add(kind)
+        if best is None or _size(found.deployment.parallel) < _size(best.deployment.parallel):
+            best = found
     return best
 
 
@@ -113,67 +148,96 @@ def largest_concurrency(deployment: Deployment, workload: Workload, question: Qu
     fit = deployment.sequences(workload.tokens_per_sequence)
     most = min(fit, deployment.options.max_sequences)
     batch = best_batch(deployment, workload, question.promise, max(1, most))
+    schedulers = deployment.parallel.schedulers
     low, high = 0, max(1, batch)
     # The steady state is the mean; the promise is about a percentile, so the answer may be below it.
     while low < high:
         middle = (low + high + 1) // 2
-        trial = replace(workload, concurrency=middle, rate=None, requests=min(300, 100 + middle))
-        single = replace(deployment, parallel=replace(deployment.parallel, replicas=1))
-        if estimate(single, trial, question.promise).meets:
+        load = middle * schedulers
+        trial = replace(workload, concurrency=load, rate=None, requests=min(300, 100 + middle))
+        if estimate(deployment, trial, question.promise).meets:
             low = middle
         else:
             high = middle - 1
-    return low * deployment.parallel.replicas
+    return low * schedulers
+
+
+def devices_needed(question: Question, device: DeviceSpec) -> int | None:
+    """Devices of the shape that needs fewest in the steady state, however many; None where none serves."""
+    needed = []
+    for shape in shapes(question, device, MOST_DEVICES):
+        single = deployment_for(question, device, shape)
+        if _can_serve(single, question):
+            needed.append(_replicas_needed(single, question) * shape.devices_per_replica)
+    return min(needed, default=None)
+
+
+def _layout_too_large(question: Question, device: DeviceSpec, count: int) -> Estimate:
+    """The refusal of a layout that the user fixed and that takes more devices than there are."""
+    tensor = question.tensor or 1
+    expert = question.expert or 1
+    asked = Parallel(
+        tensor, question.pipeline or 1, expert if expert % tensor == 0 else 1, question.replicas or 1
+    )
+    refused = estimate(
+        deployment_for(question, device, asked), question.workload, question.promise, question.price
+    )
+    verdict = (
+        f"The binding limit is the number of devices: the layout asks for {asked.devices:,} and {count:,} "
+        "are at hand."
+    )
+    return replace(refused, fits=False, meets=False, binding="devices", verdict=verdict)
 
 
 def _needless_stages(deployment: Deployment, able: list[Deployment]) -> bool:
     """Fewer stages fit as well: what is split over more only waits more."""
     mine = deployment.parallel
     return any(
-        other.parallel.tensor == mine.tensor and other.parallel.pipeline < mine.pipeline for other in able
+        (other.parallel.tensor, other.parallel.expert) == (mine.tensor, mine.expert)
+        and other.parallel.pipeline < mine.pipeline
+        for other in able
     )
 
 
-def _tensor_sizes(question: Question, device: DeviceSpec) -> list[int]:
-    if question.tensor is not None:
-        check_tensor_size(question.model, question.tensor)
-        return [question.tensor]
-    return possible_tensor_sizes(question.model, device, 16)
+def _can_serve(single: Deployment, question: Question) -> bool:
+    return single.is_linked and single.budget.fits and single.sequences(question.workload.longest()) > 0
 
 
-def _pipeline_sizes(question: Question, device: DeviceSpec) -> list[int]:
-    if question.pipeline is not None:
-        return [question.pipeline]
-    return [1, 2, 4] if can_be_linked(device) else [1]
-
-
-def _fewest_replicas(question: Question, device: DeviceSpec, tensor: int, pipeline: int) -> Estimate | None:
-    single = deployment_for(question, device, Parallel(tensor, pipeline))
-    if not single.budget.fits or not single.sequences(question.workload.longest()):
+def _fewest_replicas(
+    question: Question, device: DeviceSpec, shape: Parallel, best: Estimate | None
+) -> Estimate | None:
+    single = deployment_for(question, device, shape)
+    if not _can_serve(single, question):
         return None
+    most = best.deployment.parallel.devices if best else MOST_DEVICES
     replicas = question.replicas or _replicas_needed(single, question)
     for _ in range(4):
-        if replicas * single.parallel.devices > MOST_DEVICES:
+        if replicas * shape.devices_per_replica > most:
             return None
-        deployment = replace(single, parallel=replace(single.parallel, replicas=replicas))
+        deployment = replace(single, parallel=replace(shape, replicas=replicas))
         found = estimate(deployment, question.workload, question.promise, question.price)
         if found.meets:
             return found
-        if question.replicas or (replicas == 1 and _alone_too_slow(single, question)):
+        if question.replicas or _one_client_each(deployment, question) or _alone_too_slow(single, question):
             return None
         replicas = math.ceil(replicas * 1.25 + 0.5)
     return None
 
 
 def _replicas_needed(single: Deployment, question: Question) -> int:
-    workload = question.workload
+    workload, groups = question.workload, single.parallel.groups
     most = max(1, min(single.sequences(workload.tokens_per_sequence), single.options.max_sequences))
     batch = best_batch(single, workload, question.promise, most)
     if workload.concurrency is not None:
-        return math.ceil(workload.concurrency / batch)
-    rate = steady_state(single, workload, batch).output_rate / workload.output.mean
+        return math.ceil(workload.concurrency / (batch * groups))
+    rate = steady_state(single, workload, batch).output_rate / workload.output.mean * groups
     # Random arrivals need room: at nine tenths of what a replica can do, queues are long already.
     return math.ceil((workload.rate or 0.0) / (0.85 * rate))
+
+
+def _one_client_each(deployment: Deployment, question: Question) -> bool:
+    """More replicas would change nothing: each serves a single client already."""
+    return share_of_scheduler(question.workload, deployment.parallel.schedulers).concurrency == 1
 
 
 def _alone_too_slow(single: Deployment, question: Question) -> bool:
@@ -184,13 +248,14 @@ def _alone_too_slow(single: Deployment, question: Question) -> bool:
 
 def _promise(question: Question, deployment: Deployment) -> tuple[bool, float]:
     """A first judgement without simulation: is the TPOT kept at the load, and how much is served."""
-    workload = question.workload
+    workload, schedulers = question.workload, deployment.parallel.schedulers
     fit = max(1, min(deployment.sequences(workload.tokens_per_sequence), deployment.options.max_sequences))
     if workload.concurrency is not None:
-        fit = min(fit, max(1, math.ceil(workload.concurrency / deployment.parallel.replicas)))
+        fit = min(fit, max(1, math.ceil(workload.concurrency / schedulers)))
     steady = steady_state(deployment, workload, fit)
     kept = question.promise.tpot is None or steady.tpot <= question.promise.tpot
-    return kept, steady.output_rate * deployment.parallel.replicas
+    busy = schedulers if workload.concurrency is None else min(schedulers, workload.concurrency)
+    return kept, steady.output_rate * busy
 
 
 def _worth(found: Estimate) -> tuple[bool, bool, float, float]:
@@ -199,6 +264,10 @@ def _worth(found: Estimate) -> tuple[bool, bool, float, float]:
     return found.fits, found.meets, round(rate, 3), -tpot
 
 
-def _size(found: Estimate) -> tuple[int, int]:
+def _size(parallel: Parallel) -> tuple[int, int]:
     """Fewer devices first; among as many, fewer stages, which answer sooner."""
-    return found.deployment.parallel.devices, found.deployment.parallel.pipeline
+    return parallel.devices, parallel.pipeline
+
+
+def _shape_size(shape: Parallel) -> tuple[int, int, int]:
+    return shape.devices_per_replica, shape.pipeline, shape.groups

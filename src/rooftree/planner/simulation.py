@@ -49,11 +49,13 @@ Clock = Callable[[Segment], float]
 
 @dataclass(slots=True)
 class Run:
-    """What happened. Times in seconds; one entry per request in ``arrival``, ``first`` and ``last``."""
+    """What happened. Times in seconds; one entry per request in ``arrival``, ``first`` and ``last``, and in
+    ``before``: segments that had passed when it arrived."""
 
     arrival: list[float]
     first: list[float]
     last: list[float]
+    before: list[int]
     segments: list[Segment] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -89,7 +91,7 @@ class Simulation:
         self._next = 0
         number = len(requests)
         self.now = 0.0
-        self.run = Run([0.0] * number, [0.0] * number, [0.0] * number)
+        self.run = Run([0.0] * number, [0.0] * number, [0.0] * number, [0] * number)
 
     def run_closed(self, clients: int) -> Run:
         """Every client sends its next request when the last is answered."""
@@ -115,6 +117,7 @@ class Simulation:
 
     def _arrive(self, at: float) -> None:
         self.run.arrival[self._next] = at
+        self.run.before[self._next] = len(self.run.segments)
         self._waiting.append(self._next)
         self._next += 1
 

@@ -86,6 +86,7 @@ class StepClock:
     launch_seconds: float
     stages: int
     expert_devices: int
+    expert_groups: int
     skew: float
 
     def seconds(self, batch: Batch) -> float:
@@ -174,10 +175,11 @@ class StepClock:
         costs, shared = matrix.costs, rows
         weights, load = 1.0, 1.0
         if costs.experts:
-            load = busiest_share(rows, costs.active, self.expert_devices)
-            touched = experts_touched(costs.experts, costs.active, rows, self.skew)
+            everyones = rows * self.expert_groups
+            load = busiest_share(everyones, costs.active, self.expert_devices)
+            touched = experts_touched(costs.experts, costs.active, everyones, self.skew)
             weights = min(1.0, load * touched / costs.experts)
-            shared = rows * costs.active / touched if touched else 0.0
+            shared = everyones * costs.active / touched if touched else 0.0
         elif matrix.is_head and not rows:
             weights = 0.0
         flop, arithmetic = costs.token_flop * rows * load, 0.0
@@ -208,16 +210,20 @@ def step_clock(
     attention_peak = arithmetic_rate(device, "bf16")
     attention_rate = attention_peak * efficiency.attention_arithmetic
     prefill_rate = attention_rate * efficiency.prefill_attention
-    tensor, stages = costs.parallel.tensor, costs.parallel.pipeline
+    parallel = costs.parallel
+    tensor, stages = parallel.tensor, parallel.pipeline
     fixed = efficiency.step_seconds + efficiency.layer_seconds * costs.layers
     fixed += efficiency.expert_layer_seconds * costs.expert_layers
-    fixed += efficiency.all_reduce_seconds * (costs.all_reduces + stages - 1)
+    fixed += efficiency.all_reduce_seconds * (costs.all_reduces + costs.all_to_alls + stages - 1)
     per_token = 0.0
     if costs.all_reduces:
         moved = 2 * (tensor - 1) / tensor * costs.all_reduces * costs.hidden_bytes
         per_token += moved / (link_rate(device, tensor) * efficiency.link)
+    if costs.all_to_alls:
+        sent = costs.all_to_alls * costs.exchange_bytes
+        per_token += sent / (link_rate(device, parallel.stage_devices) * efficiency.link)
     if stages > 1:
-        rate = link_rate(device, tensor * stages) * efficiency.link
+        rate = link_rate(device, parallel.stage_devices * stages) * efficiency.link
         per_token += (stages - 1) * costs.hidden_bytes / rate
     return StepClock(
         efficiency=efficiency,
@@ -242,7 +248,8 @@ def step_clock(
         token_link_seconds=per_token,
         launch_seconds=efficiency.launch_seconds * costs.layers,
         stages=stages,
-        expert_devices=costs.parallel.expert,
+        expert_devices=parallel.expert,
+        expert_groups=parallel.groups,
         skew=skew,
     )
 

@@ -68,6 +68,8 @@ class ModelCosts:
         kv_write_bytes: K and V that one new token leaves.
         state_bytes, state_flop: recurrent state moved per sequence and step; FLOP of recurrences per token.
         layers, expert_layers, all_reduces: how many, per step; all_reduces is 0 on one device.
+        all_to_alls: exchanges of tokens with the devices that hold their experts, per step; exchange_bytes:
+            what one token sends in each.
         hidden_bytes: one token's activation between layers; logits_bytes: one row of logits.
     """
 
@@ -79,6 +81,8 @@ class ModelCosts:
     layers: int
     expert_layers: int
     all_reduces: int
+    all_to_alls: int
+    exchange_bytes: float
     hidden_bytes: float
     logits_bytes: float
     parallel: Parallel = ONE_DEVICE
@@ -104,6 +108,9 @@ def model_costs(
     tensor = parallel.tensor
     width = 4 if model.dtype == "fp32" else 2
     groups = model.layer_groups()
+    experts = [
+        layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertFeedForward)
+    ]
     return ModelCosts(
         matrices=tuple(_matrices(model, scheme, parallel, width)),
         attention=tuple(_attention(model, kv_dtype, tensor)),
@@ -116,18 +123,31 @@ def model_costs(
         )
         / tensor,
         layers=model.num_layers,
-        expert_layers=sum(
-            times for layer, times in groups if isinstance(layer.feed_forward, ExpertFeedForward)
-        ),
+        expert_layers=len(experts),
         all_reduces=0
         if tensor == 1
         else sum(
             ((layer.mixer is not None) + (layer.feed_forward is not None)) * times for layer, times in groups
         ),
+        all_to_alls=0 if parallel.groups == 1 else 2 * len(experts),
+        exchange_bytes=_exchange_bytes(experts, parallel, model.hidden_size * width),
         hidden_bytes=model.hidden_size * width,
         logits_bytes=share(model.vocab_size, tensor) * LOGIT_BYTES,
         parallel=parallel,
     )
+
+
+def _exchange_bytes(experts: list[ExpertFeedForward], parallel: Parallel, hidden_bytes: float) -> float:
+    """What a device sends for one token of its group: a copy to each other device that has experts of it.
+
+    A token's k experts lie on d(1 - (1 - 1/d)^k) of d devices, one of d of them at home; the devices of a
+    tensor group share the sending. 0 without data-parallel attention.
+    """
+    if parallel.groups == 1 or not experts:
+        return 0.0
+    d, k = parallel.expert, max(layer.active for layer in experts)
+    copies = d * (1 - (1 - 1 / d) ** k) * (1 - 1 / d)
+    return copies * hidden_bytes / parallel.tensor
 
 
 def _matrices(
@@ -172,10 +192,10 @@ def _arithmetic(stored: StoredWeight) -> str:
 
 
 def _part(stored: StoredWeight, parallel: Parallel) -> float:
-    """Share of a matrix product that falls on one device."""
+    """Share of a matrix product for its own group's tokens that falls on one device."""
     weight = stored.weight
     if weight.count > 1 and parallel.expert > 1:
-        return 1 / parallel.expert
+        return parallel.groups / parallel.expert
     return share(weight.units, parallel.tensor) / weight.units
 
 

@@ -9,13 +9,15 @@ from rooftree.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """One replica on ``tensor * pipeline`` devices, and how many replicas.
+    """How one replica takes its devices, and how many replicas there are.
 
     Attributes:
         tensor: devices that share every layer and add their results twice per layer.
         pipeline: groups of layers that a token passes one after the other.
-        expert: devices over which whole experts are spread (1: experts are cut like every other matrix). They
-            are devices of the tensor group, as vLLM spreads them.
+        expert: devices over which whole experts are spread. 1: experts are cut like every other matrix. As
+            many as ``tensor``: the tensor group's own, whose all-reduce adds up what the experts gave. More,
+            a multiple of it: as many tensor groups attend, each for its own sequences (data-parallel
+            attention), and tokens travel to their experts and back in every expert layer.
         replicas: independent copies.
     """
 
@@ -28,16 +30,31 @@ class Parallel:
         for name in ("tensor", "pipeline", "expert", "replicas"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} parallel is {getattr(self, name)}: it must be at least 1")
-        if self.expert not in (1, self.tensor):
+        if self.expert != 1 and self.expert % self.tensor:
             raise ConfigError(
-                f"expert parallel is {self.expert}: it must be 1, or the {self.tensor} devices of the "
-                "tensor group"
+                f"expert parallel is {self.expert}: it must be 1 or a multiple of the {self.tensor} devices "
+                "of a tensor group"
             )
+
+    @property
+    def groups(self) -> int:
+        """Tensor groups of a replica that attend, each for sequences of its own."""
+        return max(1, self.expert // self.tensor)
+
+    @property
+    def stage_devices(self) -> int:
+        """Devices that hold the same layers."""
+        return self.tensor * self.groups
 
     @property
     def devices_per_replica(self) -> int:
         """Devices that one copy of the model takes."""
-        return self.tensor * self.pipeline
+        return self.stage_devices * self.pipeline
+
+    @property
+    def schedulers(self) -> int:
+        """Places where requests queue: each tensor group of each replica batches its own."""
+        return self.groups * self.replicas
 
     @property
     def devices(self) -> int:

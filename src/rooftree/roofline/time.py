@@ -78,7 +78,7 @@ def step_time(work: StepWork, device: DeviceSpec, efficiency: Efficiency = PEAK)
         ConfigError: several devices, and no link between them is known.
     """
     parts = [_part_time(part, device, efficiency) for part in work.parts if part.bytes or part.flop]
-    if work.devices > 1 or work.stages > 1:
+    if work.stage_devices > 1 or work.stages > 1:
         parts.append(PartTime("interconnect", link_seconds(work, device, efficiency), "interconnect"))
     parts.append(PartTime("overhead", overhead_seconds(work, efficiency), "overhead"))
     device_seconds = sum(part.seconds for part in parts)
@@ -138,13 +138,17 @@ def link_rate(device: DeviceSpec, devices: int) -> float:
 
 
 def link_seconds(work: StepWork, device: DeviceSpec, efficiency: Efficiency) -> float:
-    """All-reduces of the tensor group (a ring moves 2(n-1)/n of the message) and hops of the pipeline."""
+    """All-reduces of the tensor group (a ring moves 2(n-1)/n of the message), exchanges with the devices of
+    the experts, and hops of the pipeline."""
     n, seconds = work.devices, 0.0
     if work.all_reduces:
         moved = 2 * (n - 1) / n * work.message_bytes / (link_rate(device, n) * efficiency.link)
         seconds += work.all_reduces * (efficiency.all_reduce_seconds + moved)
+    if work.all_to_alls:
+        sent = work.exchange_bytes / (link_rate(device, work.stage_devices) * efficiency.link)
+        seconds += work.all_to_alls * (efficiency.all_reduce_seconds + sent)
     if work.stages > 1:
-        hop = work.message_bytes / (link_rate(device, n * work.stages) * efficiency.link)
+        hop = work.message_bytes / (link_rate(device, work.stage_devices * work.stages) * efficiency.link)
         seconds += (work.stages - 1) * (efficiency.all_reduce_seconds + hop)
     return seconds
 

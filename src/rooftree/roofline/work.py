@@ -50,8 +50,10 @@ class StepWork:
         parts: what is computed, in order of size.
         tokens, sequences: of the micro-batch; ``micro_batches`` of them make the step.
         all_reduces, message_bytes: how many all-reduces, and the bytes that each adds up.
+        all_to_alls, exchange_bytes: how many exchanges with the devices of the experts, and the bytes that
+            this device sends in each.
         layers, expert_layers: how many, for their fixed costs.
-        devices: of the tensor group; ``stages`` of the pipeline.
+        devices: of the tensor group; ``stages`` of the pipeline; ``stage_devices`` that hold the same layers.
     """
 
     parts: tuple[PartWork, ...]
@@ -64,6 +66,9 @@ class StepWork:
     devices: int = 1
     stages: int = 1
     micro_batches: int = 1
+    stage_devices: int = 1
+    all_to_alls: int = 0
+    exchange_bytes: float = 0.0
 
     @property
     def flop(self) -> float:
@@ -98,6 +103,7 @@ def step_work(costs: ModelCosts, batch: Batch, *, skew: float = 0.0) -> StepWork
 
     ``skew``: how unevenly tokens choose experts (see ``experts_touched``). Under a pipeline of p stages the
     step is p micro-batches (fewer where there are fewer sequences), and this is the work of one of them.
+    Under data-parallel attention ``batch`` is one group's, and all groups are taken to have as much.
     """
     micro_batches = max(1, min(costs.parallel.pipeline, int(batch.sequences)))
     part = 1.0 / micro_batches
@@ -122,6 +128,9 @@ def step_work(costs: ModelCosts, batch: Batch, *, skew: float = 0.0) -> StepWork
         devices=costs.parallel.tensor,
         stages=costs.parallel.pipeline,
         micro_batches=micro_batches,
+        stage_devices=costs.parallel.stage_devices,
+        all_to_alls=costs.all_to_alls,
+        exchange_bytes=costs.exchange_bytes * tokens,
     )
 
 
@@ -141,10 +150,11 @@ def _matrix_work(
         )
     weights, load, rows = matrix.weight_bytes, 1.0, tokens
     if matrix.experts:
-        touched = experts_touched(matrix.experts, matrix.active, tokens, skew)
+        everyones = tokens * costs.parallel.groups
+        touched = experts_touched(matrix.experts, matrix.active, everyones, skew)
         weights *= touched / matrix.experts
-        load = busiest_share(tokens, matrix.active, costs.parallel.expert)
-        rows = tokens * matrix.active / touched if touched else 0.0
+        load = busiest_share(everyones, matrix.active, costs.parallel.expert)
+        rows = everyones * matrix.active / touched if touched else 0.0
     return PartWork(
         matrix.name,
         matrix.arithmetic,
