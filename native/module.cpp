@@ -54,20 +54,20 @@ void run(Program& program, MutableIntTable requests, IntTable tokens, IntTable b
                 reinterpret_cast<SampleResult*>(results.data()));
 }
 
-std::shared_ptr<PackedMatrix> pack(int format, Bytes stored, int64_t n, int64_t k, ThreadPool& pool, WeightMemory& memory,
-                                   std::optional<FloatTable> scales,
-                                   int64_t block_rows, int64_t block_columns) {
-    const Format f = static_cast<Format>(format);
-    if (stored.size() != n * stored_row_bytes(f, k)) throw std::invalid_argument("stored bytes do not fit the shape");
+void pack_rows(PackedMatrix& matrix, int64_t first, Bytes stored, ThreadPool& pool, std::optional<FloatTable> scales,
+               int64_t block_rows, int64_t block_columns) {
+    const int64_t row_bytes = stored_row_bytes(matrix.format, matrix.k);
+    const int64_t rows = row_bytes == 0 ? 0 : static_cast<int64_t>(stored.size()) / row_bytes;
+    if (static_cast<int64_t>(stored.size()) != rows * row_bytes) throw std::invalid_argument("stored bytes must be whole rows");
     OuterScales outer;
     if (scales) {
         outer = {scales->data(), block_rows, block_columns, static_cast<int64_t>(scales->shape(1))};
-        if (block_rows < 1 || block_columns < 1 || static_cast<int64_t>(scales->shape(0)) * block_rows < n ||
-            outer.columns * block_columns < k)
+        if (block_rows < 1 || block_columns < 1 || static_cast<int64_t>(scales->shape(0)) * block_rows < matrix.n ||
+            outer.columns * block_columns < matrix.k)
             throw std::invalid_argument("the scales do not cover the matrix");
     }
     nb::gil_scoped_release release;
-    return PackedMatrix::pack(f, stored.data(), n, k, outer, pool, memory);
+    matrix.pack_rows(first, rows, stored.data(), outer, pool);
 }
 
 void unpack_row(const PackedMatrix& matrix, int64_t row, MutableFloats out) {
@@ -103,12 +103,15 @@ NB_MODULE(_native, m) {
     nb::class_<WeightMemory>(m, "WeightMemory").def(nb::init<>());
 
     nb::class_<PackedMatrix>(m, "PackedMatrix")
+        .def("__init__", [](PackedMatrix* self, int format, int64_t n, int64_t k, WeightMemory& memory) {
+            new (self) PackedMatrix(static_cast<Format>(format), n, k, memory);
+        }, "format"_a, "n"_a, "k"_a, "memory"_a)
         .def_prop_ro("n", [](const PackedMatrix& p) { return p.n; })
         .def_prop_ro("k", [](const PackedMatrix& p) { return p.k; })
         .def_prop_ro("nbytes", &PackedMatrix::num_bytes)
+        .def("pack_rows", &pack_rows, "first"_a, "stored"_a, "pool"_a, "scales"_a = nb::none(), "block_rows"_a = 1,
+             "block_columns"_a = 1)
         .def("unpack_row", &unpack_row, "row"_a, "out"_a);
-    m.def("pack", &pack, "format"_a, "stored"_a, "n"_a, "k"_a, "pool"_a, "memory"_a, "scales"_a = nb::none(),
-          "block_rows"_a = 1, "block_columns"_a = 1);
 
     nb::class_<KvCache>(m, "KvCache")
         .def("__init__", [](KvCache* self, int layers, int kv_heads, int head_dim, int block_size, int format, int64_t num_blocks) {

@@ -34,20 +34,6 @@ namespace {
 
 // ---- stored rows ----------------------------------------------------------------------------------------------
 
-// Weights of one step as a checkpoint stores them, with their offset, in input order.
-void read_nibbles(const uint8_t* nibbles, uint8_t* q) {
-    for (int i = 0; i < 16; i++) {
-        q[i] = nibbles[i] & 15;
-        q[i + 16] = nibbles[i] >> 4;
-    }
-}
-
-void add_fifth_bits(const uint8_t* high, uint8_t* q) {
-    uint32_t bits;
-    std::memcpy(&bits, high, 4);
-    for (int i = 0; i < kBlock; i++) q[i] |= ((bits >> i) & 1) << 4;
-}
-
 // Scale and minimum `j` of a Q4_K or Q5_K super-block: 6 bits each, the last four split over two bytes.
 void read_k_scale(const uint8_t* packed, int j, uint8_t* scale, uint8_t* minimum) {
     if (j < 4) {
@@ -74,6 +60,11 @@ void read_q6_k(const uint8_t* low, const uint8_t* high, int j, uint8_t* q) {
 
 // ---- tiles ----------------------------------------------------------------------------------------------------
 
+// Bits 0-3 of row r: byte i of `pairs` holds input i in its low nibble and input 16+i in its high one.
+void write_pairs(const uint8_t* pairs, int r, uint8_t* weights) {
+    for (int g = 0; g < 4; g++) std::memcpy(weights + 64 * g + 4 * r, pairs + 4 * g, 4);
+}
+
 void write_weights(const TileLayout& layout, const uint8_t* q, int r, uint8_t* weights) {
     if (layout.bits == 8) {
         for (int u = 0; u < 8; u++) std::memcpy(weights + 64 * u + 4 * r, q + 4 * u, 4);
@@ -81,13 +72,20 @@ void write_weights(const TileLayout& layout, const uint8_t* q, int r, uint8_t* w
     }
     uint8_t pairs[16];
     for (int i = 0; i < 16; i++) pairs[i] = (q[i] & 15) | (q[16 + i] & 15) << 4;
-    for (int g = 0; g < 4; g++) std::memcpy(weights + 64 * g + 4 * r, pairs + 4 * g, 4);
+    write_pairs(pairs, r, weights);
     uint8_t* high = weights + 256;
     for (int i = 0; i < kBlock && layout.bits > 4; i++) {
         const int u = i / 4, lane = 4 * r + i % 4, bits = q[i] >> 4;
         if (layout.bits == 5) high[8 * u + lane / 8] |= bits << lane % 8;
         else high[64 * (u / 4) + lane] |= bits << 2 * (u % 4);
     }
+}
+
+// Bit 4 of row r, from 32 bits in input order.
+void write_fifth_bits(const uint8_t* stored, int r, uint8_t* weights) {
+    uint32_t bits;
+    std::memcpy(&bits, stored, 4);
+    for (int u = 0; u < 8; u++) weights[256 + 8 * u + r / 2] |= ((bits >> 4 * u) & 15) << 4 * (r % 2);
 }
 
 uint8_t read_weight(const TileLayout& layout, const uint8_t* weights, int r, int i) {
@@ -107,15 +105,15 @@ void pack_step(Format format, const TileLayout& layout, const uint8_t* block, in
     switch (format) {
         case Format::Q4_0: case Format::Q5_0:
             std::memcpy(step + 2 * r, block, 2);
-            read_nibbles(block + (format == Format::Q5_0 ? 6 : 2), q);
-            if (format == Format::Q5_0) add_fifth_bits(block + 2, q);
-            break;
+            if (format == Format::Q4_0) return write_pairs(block + 2, r, weights);
+            write_pairs(block + 6, r, weights);
+            return write_fifth_bits(block + 2, r, weights);
         case Format::Q4_1: case Format::Q5_1:
             std::memcpy(step + 2 * r, block, 2);
             std::memcpy(step + 32 + 2 * r, block + 2, 2);
-            read_nibbles(block + (format == Format::Q5_1 ? 8 : 4), q);
-            if (format == Format::Q5_1) add_fifth_bits(block + 4, q);
-            break;
+            if (format == Format::Q4_1) return write_pairs(block + 4, r, weights);
+            write_pairs(block + 8, r, weights);
+            return write_fifth_bits(block + 4, r, weights);
         case Format::Q8_0:
             std::memcpy(step + 2 * r, block, 2);
             for (int i = 0; i < kBlock; i++) q[i] = block[2 + i] ^ 0x80;  // signed to offset-128
@@ -133,12 +131,9 @@ void pack_step(Format format, const TileLayout& layout, const uint8_t* block, in
             step[16 + r] = block[192 + 2 * j + 1];
             read_q6_k(block, block + 128, j, q);
             break;
-        case Format::MXFP4: case Format::NVFP4:
-            for (int i = 0; i < kBlock; i++) {
-                const uint8_t* nibbles = format == Format::MXFP4 ? block + 1 : block + 9 * (i / 16) + 1;
-                const int half = format == Format::MXFP4 ? 16 : 8, at = i % (2 * half);
-                q[i] = (nibbles[at % half] >> 4 * (at / half)) & 15;
-            }
+        case Format::MXFP4: return write_pairs(block + 1, r, weights);
+        case Format::NVFP4:
+            for (int i = 0; i < kBlock; i++) q[i] = (block[9 * (i / 16) + 1 + i % 8] >> 4 * (i % 16 / 8)) & 15;
             break;
         default: return;
     }
@@ -203,9 +198,13 @@ void pack_fp8_tile(const uint8_t* stored, int64_t first_row, int64_t rows, int64
 
 template <typename Element>
 void pack_float_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < k; i++)  // byte copies: the map may be unaligned
-            std::memcpy(tile + (i * kTileRows + r) * sizeof(Element), stored + (r * k + i) * sizeof(Element), sizeof(Element));
+    constexpr int64_t kRun = 64 / sizeof(Element);  // inputs of a row that lie in a cache line, in all rows before going on
+    for (int64_t begin = 0; begin < k; begin += kRun) {
+        const int64_t end = begin + kRun < k ? begin + kRun : k;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = begin; i < end; i++)  // byte copies: the map may be unaligned
+                std::memcpy(tile + (i * kTileRows + r) * sizeof(Element), stored + (r * k + i) * sizeof(Element), sizeof(Element));
+    }
 }
 
 void pack_tile(Format format, const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k, const OuterScales& scales,
@@ -256,26 +255,30 @@ RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r) {
     return row;
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
-                                                 const OuterScales& scales, ThreadPool& pool, WeightMemory& memory) {
-    if (k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
+constexpr size_t kHugePage = size_t{2} << 20;
+
+PackedMatrix::PackedMatrix(Format format, int64_t n, int64_t k, WeightMemory& memory) : format(format), n(n), k(k) {
+    if (n < 0 || k < 0 || k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
+    place = memory.take(num_bytes());
+}
+
+void PackedMatrix::pack_rows(int64_t first, int64_t rows, const uint8_t* stored, const OuterScales& scales, ThreadPool& pool) {
+    if (first < 0 || rows < 0 || rows > n - first) throw std::invalid_argument("the matrix does not have these rows");
+    if (first % kTileRows != 0 || (rows % kTileRows != 0 && first + rows != n))
+        throw std::invalid_argument("rows must be whole tiles");
     if (scales.values && format != Format::F8_E4M3 && !is_fp4(format))
         throw std::invalid_argument("this format has no scales beside it");
     const int64_t unit = format == Format::F8_E4M3 ? kFp8Step : kBlock;
     if (scales.values && scales.block_columns < k && scales.block_columns % unit != 0)
         throw std::invalid_argument("scale blocks must be multiples of the kernels' step");
-    auto packed = std::make_shared<PackedMatrix>();
-    packed->format = format;
-    packed->n = n;
-    packed->k = k;
-    const size_t bytes = tile_bytes(format, k);
-    packed->place = memory.take(packed->num_bytes());
-    pool.parallel_for(packed->tiles(), 4, [&](int64_t t) {
+    // A huge page that two threads are the first to touch at once is cleared by both.
+    const int64_t grain = static_cast<int64_t>(kHugePage / tile_bytes(format, k)) + 1;
+    pool.parallel_for((rows + kTileRows - 1) / kTileRows, grain, [&](int64_t t) {
         const int64_t row = t * kTileRows;
-        const int64_t rows = n - row < kTileRows ? n - row : kTileRows;
-        pack_tile(format, stored + row * stored_row_bytes(format, k), row, rows, k, scales, packed->place.data + t * bytes);
+        const int64_t count = rows - row < kTileRows ? rows - row : kTileRows;
+        pack_tile(format, stored + row * stored_row_bytes(format, k), first + row, count, k, scales,
+                  place.data + (first / kTileRows + t) * tile_bytes(format, k));
     });
-    return packed;
 }
 
 void PackedMatrix::unpack_row(int64_t row, float* out) const {

@@ -154,13 +154,17 @@ struct PackedMatrix {
     int64_t n, k;
     WeightMemory::Place place;
 
+    // Room for the matrix; its rows are still to be packed.
+    PackedMatrix(Format format, int64_t n, int64_t k, WeightMemory& memory);
+
     int64_t tiles() const { return (n + kTileRows - 1) / kTileRows; }
     size_t num_bytes() const { return tiles() * tile_bytes(format, k); }
     const uint8_t* tile(int64_t t) const { return place.data + t * tile_bytes(format, k); }
 
-    // `stored`: n rows of stored_row_bytes(format, k). Scales go with F8_E4M3 (blocks of 128 columns or of all) and FP4.
-    static std::shared_ptr<PackedMatrix> pack(Format format, const uint8_t* stored, int64_t n, int64_t k,
-                                              const OuterScales& scales, ThreadPool& pool, WeightMemory& memory);
+    // Packs `rows` rows of stored_row_bytes(format, k), each row once. `first` is a multiple of kTileRows, and so is
+    // `rows` except at the end. Scales, those of the whole matrix, go with F8_E4M3 (blocks of 128 columns or of all) and
+    // FP4.
+    void pack_rows(int64_t first, int64_t rows, const uint8_t* stored, const OuterScales& scales, ThreadPool& pool);
 
     // One row back as float32, exactly as the format defines it (embedding look-up).
     void unpack_row(int64_t row, float* out) const;

@@ -36,26 +36,27 @@ class WeightMemory:
     """Room for packed matrices, which keep what they use of it alive."""
 
 class PackedMatrix:
+    def __init__(self, format: int, n: int, k: int, memory: WeightMemory) -> None: ...
     @property
     def n(self) -> int: ...
     @property
     def k(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    def unpack_row(self, row: int, out: _Floats) -> None: ...
+    def pack_rows(
+        self,
+        first: int,
+        stored: _Bytes,
+        pool: ThreadPool,
+        scales: _Floats | None = None,
+        block_rows: int = 1,
+        block_columns: int = 1,
+    ) -> None:
+        """Fill rows from ``first`` on, each once and in multiples of 16 except at the end.
 
-def pack(
-    format: int,
-    stored: _Bytes,
-    n: int,
-    k: int,
-    pool: ThreadPool,
-    memory: WeightMemory,
-    scales: _Floats | None = None,
-    block_rows: int = 1,
-    block_columns: int = 1,
-) -> PackedMatrix:
-    """``scales``: (row blocks, column blocks)."""
+        ``scales``: (row blocks, column blocks) of the whole matrix.
+        """
+    def unpack_row(self, row: int, out: _Floats) -> None: ...
 
 class KvCache:
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,15 @@ def set_scales(dtype: DType, blocks: np.ndarray, scales: np.ndarray) -> None:
         for column, place in enumerate(places):
             halves = np.ascontiguousarray(scales[:, column : column + 1])
             blocks[:, place : place + 2] = halves.view(np.uint8)
+
+
+def pack(
+    dtype: DType, stored: np.ndarray, n: int, k: int, pool: _native.ThreadPool, *scales: Any
+) -> _native.PackedMatrix:
+    """A whole matrix at once; ``scales`` as for ``pack_rows``."""
+    packed = _native.PackedMatrix(FORMAT_CODES[dtype], n, k, _native.WeightMemory())
+    packed.pack_rows(0, stored, pool, *scales)
+    return packed
 
 
 def tensor(name: str, values: np.ndarray, dtype: DType = "F32") -> Tensor:

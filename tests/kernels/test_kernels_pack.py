@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native_rig import DTYPES, QUANTISED, SCALED, scaled, set_scales, width
+from native_rig import DTYPES, QUANTISED, SCALED, pack, scaled, set_scales, width
 
 from rooftree import _native
 from rooftree.checkpoint.base import DType
@@ -58,7 +58,7 @@ def test_rows_come_back(dtype: DType, n: int, blocks: int, shift: int, seed: int
     """Every byte pattern, so scales of any sign and size, -128, subnormals, infinities and NaNs with them."""
     k = width(dtype, blocks, odd=7)
     data = np.random.default_rng(seed).integers(0, 256, n * row_bytes(dtype, k), dtype=np.uint8)
-    packed = _native.pack(FORMAT_CODES[dtype], displaced(data, shift), n, k, POOL, _native.WeightMemory())
+    packed = pack(dtype, displaced(data, shift), n, k, POOL)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = dequantize_bytes(dtype, data).reshape(n, k)
     if dtype == "F8_E4M3":
@@ -75,9 +75,7 @@ def test_all_quants_under_extreme_scales(dtype: DType, scale: float):
     size = FORMATS[dtype].block_bytes
     blocks = np.stack([np.resize(np.roll(steps, i), size) for i in range(0, 256, 4)])
     set_scales(dtype, blocks, np.float16([[scale, -scale]]))
-    packed = _native.pack(
-        FORMAT_CODES[dtype], blocks.reshape(-1), 32, 2 * FORMATS[dtype].block, POOL, _native.WeightMemory()
-    )
+    packed = pack(dtype, blocks.reshape(-1), 32, 2 * FORMATS[dtype].block, POOL)
     expected = dequantize_bytes(dtype, blocks.reshape(-1)).reshape(packed.n, packed.k)
     assert np.array_equal(unpacked(packed), expected)
 
@@ -88,7 +86,7 @@ def one_scale(dtype: DType, scale: int) -> tuple[np.ndarray, np.ndarray]:
     data = block if dtype == "MXFP4" else np.insert(block, 9, scale)
     with np.errstate(over="ignore"):
         expected = dequantize_bytes(dtype, data)
-    return unpacked(_native.pack(FORMAT_CODES[dtype], data, 1, 32, POOL, _native.WeightMemory()))[0], expected
+    return unpacked(pack(dtype, data, 1, 32, POOL))[0], expected
 
 
 @pytest.mark.parametrize("dtype", ["MXFP4", "NVFP4"])
@@ -104,9 +102,7 @@ def test_every_scale_of_fp4(dtype: DType):
 def test_every_code_of_fp8():
     codes = np.arange(256, dtype=np.uint8)
     expected = dequantize_bytes("F8_E4M3", codes)
-    got = unpacked(
-        _native.pack(FORMAT_CODES["F8_E4M3"], codes, 256, 1, POOL, _native.WeightMemory())
-    ).reshape(-1)
+    got = unpacked(pack("F8_E4M3", codes, 256, 1, POOL)).reshape(-1)
     assert np.array_equal(got, expected, equal_nan=True)
     assert np.flatnonzero(np.isnan(got)).tolist() == [0x7F, 0xFF]
 
@@ -116,11 +112,7 @@ def test_scales_beside_the_elements(dtype: DType, n: int, k: int, block: tuple[i
     """FP8 exactly; FP4 to the last bit, for there the factor and the block's scale become one float first."""
     tensor = scaled(dtype, n, k, block)
     assert tensor.scales is not None
-    got = unpacked(
-        _native.pack(
-            FORMAT_CODES[dtype], tensor.data, n, k, POOL, _native.WeightMemory(), tensor.scales.values, *block
-        )
-    )
+    got = unpacked(pack(dtype, tensor.data, n, k, POOL, tensor.scales.values, *block))
     expected = dequantize(tensor)
     last_bit = np.spacing(np.abs(expected))
     assert np.all(np.abs(got - expected) <= (0 if dtype == "F8_E4M3" else last_bit))
@@ -129,23 +121,14 @@ def test_scales_beside_the_elements(dtype: DType, n: int, k: int, block: tuple[i
 def test_scales_that_do_not_fit_are_refused():
     data = np.zeros(64 * 256, np.uint8)
 
-    def pack(dtype: DType, k: int, shape: tuple[int, int], *block: int) -> None:
+    def pack_scaled(dtype: DType, k: int, shape: tuple[int, int], *block: int) -> None:
         size = row_bytes(dtype, k) * 32
-        _native.pack(
-            FORMAT_CODES[dtype],
-            data[:size],
-            32,
-            k,
-            POOL,
-            _native.WeightMemory(),
-            np.ones(shape, np.float32),
-            *block,
-        )
+        pack(dtype, data[:size], 32, k, POOL, np.ones(shape, np.float32), *block)
 
-    pack("F8_E4M3", 256, (2, 2), 16, 128)
+    pack_scaled("F8_E4M3", 256, (2, 2), 16, 128)
     for shape, block in (((1, 2), (16, 128)), ((2, 1), (16, 128)), ((2, 2), (0, 128)), ((2, 2), (16, -1))):
         with pytest.raises(ValueError, match="do not cover"):
-            pack("F8_E4M3", 256, shape, *block)
+            pack_scaled("F8_E4M3", 256, shape, *block)
     for dtype, k, columns in (
         ("F8_E4M3", 256, 64),
         ("F8_E4M3", 256, 192),
@@ -153,10 +136,10 @@ def test_scales_that_do_not_fit_are_refused():
         ("MXFP4", 96, 48),
     ):
         with pytest.raises(ValueError, match="multiples of the kernels' step"):
-            pack(dtype, k, (1, -(-k // columns)), 32, columns)
+            pack_scaled(dtype, k, (1, -(-k // columns)), 32, columns)
     for dtype in ("F16", "BF16", "Q4_0", "Q8_0"):
         with pytest.raises(ValueError, match="no scales"):
-            pack(dtype, 64, (1, 1), 32, 64)
+            pack_scaled(dtype, 64, (1, 1), 32, 64)
 
 
 # F8_E4M3 keeps a float for each 128 weights, MXFP4 for each 32, NVFP4 for each 16; K-quants a byte for each
@@ -169,7 +152,7 @@ PACKED_BITS: dict[DType, float] = {"F8_E4M3": 8.25, "MXFP4": 5, "NVFP4": 6, "Q4_
 def test_size_is_whole_tiles(dtype: DType, n: int):
     k = width(dtype, 2, odd=128)
     data = quantize(dtype, np.ones((n, k), np.float32))
-    packed = _native.pack(FORMAT_CODES[dtype], data, n, k, POOL, _native.WeightMemory())
+    packed = pack(dtype, data, n, k, POOL)
     assert (packed.n, packed.k) == (n, k)
     tiles = -(-n // 16)
     assert packed.nbytes == tiles * _native.tile_bytes(FORMAT_CODES[dtype], k)
@@ -177,15 +160,42 @@ def test_size_is_whole_tiles(dtype: DType, n: int):
     assert packed.nbytes == tiles * 16 * k * bits / 8
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    tiles=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    last=st.integers(1, 16),
+)
+def test_pieces_are_the_whole(dtype: DType, tiles: list[int], last: int):
+    """Rows packed in pieces of whole tiles, in any order, are those packed at once."""
+    n, k = 16 * (sum(tiles) - 1) + last, width(dtype, 2, odd=128)
+    data = np.random.default_rng(n).integers(0, 256, n * row_bytes(dtype, k), dtype=np.uint8)
+    scales = (
+        (np.arange(1, n + 1, dtype=np.float32).reshape(n, 1), 1, k)
+        if dtype in ("F8_E4M3", "MXFP4", "NVFP4")
+        else ()
+    )
+    packed = _native.PackedMatrix(FORMAT_CODES[dtype], n, k, _native.WeightMemory())
+    ends = np.cumsum(tiles) * 16
+    for begin, end in reversed(list(zip(ends - np.array(tiles) * 16, ends, strict=True))):
+        size = row_bytes(dtype, k)
+        packed.pack_rows(int(begin), data[begin * size : end * size], POOL, *scales)
+    assert np.array_equal(unpacked(packed), unpacked(pack(dtype, data, n, k, POOL, *scales)), equal_nan=True)
+
+
 def test_misfits_are_refused():
     data = np.zeros(4 * 64, np.uint8)
-    with pytest.raises(ValueError, match="do not fit"):
-        _native.pack(FORMAT_CODES["F32"], data, 2, 33, POOL, _native.WeightMemory())
+    with pytest.raises(ValueError, match="whole rows"):
+        pack("F32", data, 2, 33, POOL)
+    with pytest.raises(ValueError, match="does not have these rows"):
+        pack("F32", data, 1, 32, POOL)
+    with pytest.raises(ValueError, match="whole tiles"):
+        pack("F32", data, 3, 32, POOL)
     with pytest.raises(ValueError, match="whole blocks"):
-        _native.pack(FORMAT_CODES["Q8_0"], data[:34], 1, 33, POOL, _native.WeightMemory())
+        pack("Q8_0", data[:34], 1, 33, POOL)
     with pytest.raises(ValueError, match="whole blocks"):
-        _native.pack(FORMAT_CODES["NVFP4"], data[:18], 1, 48, POOL, _native.WeightMemory())
-    packed = _native.pack(FORMAT_CODES["F32"], data, 2, 32, POOL, _native.WeightMemory())
+        pack("NVFP4", data[:18], 1, 48, POOL)
+    packed = pack("F32", data, 2, 32, POOL)
     for row, size in ((2, 32), (-1, 32), (0, 31)):
         with pytest.raises(ValueError, match="no such row"):
             packed.unpack_row(row, np.empty(size, np.float32))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from native_rig import RowProgram, tensor
+from native_rig import RowProgram, pack, tensor
 
 from rooftree import _native
 from rooftree.checkpoint.base import DType
-from rooftree.kernels.cpu import FORMAT_CODES, CpuMatrix, CpuRecorder, CpuValue
+from rooftree.kernels.cpu import CpuMatrix, CpuRecorder, CpuValue
 
 ROWS = np.random.default_rng(0).standard_normal((4, 64), dtype=np.float32)
 NUM_FRAME_OPS = 3  # embed, select, sample
@@ -78,9 +78,7 @@ def test_memory_does_not_grow_with_depth_but_with_the_step():
 
 def test_the_native_program_refuses_misfits():
     pool = _native.ThreadPool(1)
-    packed = _native.pack(
-        FORMAT_CODES["F32"], np.zeros(4 * 3 * 8, np.uint8), 3, 8, pool, _native.WeightMemory()
-    )
+    packed = pack("F32", np.zeros(4 * 3 * 8, np.uint8), 3, 8, pool)
     none = np.zeros(0, np.float32)
     program = _native.Program(pool, "portable", 4, 2)
     wide, narrow = program.add_value(0, 32, False), program.add_value(128, 12, False)

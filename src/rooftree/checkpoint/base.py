@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rooftree.checkpoint.mapped import MappedFile
+from rooftree.checkpoint.rows import StoredRows
 from rooftree.specs.model import ModelSpec
 
 DType = Literal[
@@ -44,7 +46,7 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(StoredRows):
     """One tensor in the bits its file stores, normally a view into a memory map.
 
     Attributes:
@@ -56,6 +58,7 @@ class Tensor:
         source: file and stored name, for messages.
         scales: factors that the elements in ``data`` are still to be multiplied with, where the format leaves
             them out (``F8_E4M3``, ``NVFP4``); None: there are none.
+        file: the map that ``data`` is a view of; None: it lies elsewhere.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Tensor:
     data: npt.NDArray[np.uint8]
     source: str
     scales: Scales | None = None
+    file: MappedFile | None = None
 
     @property
     def num_elements(self) -> int:

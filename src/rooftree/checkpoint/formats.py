@@ -74,7 +74,8 @@ def dequantize(tensor: Tensor) -> FloatArray:
 
     Where the tensor has scales, each value is the product with one of them, rounded once.
     """
-    values = dequantize_bytes(tensor.dtype, tensor.data).reshape(tensor.shape)
+    values = dequantize_bytes(tensor.dtype, tensor.rows(0, tensor.num_rows)).reshape(tensor.shape)
+    tensor.give_back(0, tensor.num_rows)
     if tensor.scales is not None:
         apply_scales(values, tensor.scales)
     return values

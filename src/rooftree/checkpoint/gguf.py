@@ -331,7 +331,7 @@ def _map_tensors(file: MappedFile, header: GgufHeader) -> dict[str, Tensor]:
             )
         spans.append((first, first + num_bytes, record.name))
         data = file.data[first : first + num_bytes]
-        tensors[record.name] = Tensor(record.name, record.shape, dtype, data, source)
+        tensors[record.name] = Tensor(record.name, record.shape, dtype, data, source, file=file)
     _refuse_overlap(file, spans)
     return tensors
 

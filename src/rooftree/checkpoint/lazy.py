@@ -14,12 +14,13 @@ from rooftree.checkpoint.formats import tensor_bytes
 class LazyTensor(Tensor):
     """A tensor that makes its data anew each time, so that no more than one such copy need exist at once.
 
-    ``make`` gives the bytes (uint8, one-dimensional, as many as dtype and shape need); what it raises comes
-    out of ``data``.
+    ``make(first, last)`` gives the bytes of these rows (uint8, one-dimensional, as many as dtype and shape
+    need) in memory of their own, and gives back the pages that it read; what it raises comes out of ``data``
+    and ``rows``.
     """
 
     __slots__ = ("_make",)
-    _make: Callable[[], npt.NDArray[np.uint8]]
+    _make: Callable[[int, int], npt.NDArray[np.uint8]]
 
     def __init__(
         self,
@@ -27,17 +28,28 @@ class LazyTensor(Tensor):
         shape: tuple[int, ...],
         dtype: DType,
         source: str,
-        make: Callable[[], npt.NDArray[np.uint8]],
+        make: Callable[[int, int], npt.NDArray[np.uint8]],
         scales: Scales | None = None,
     ) -> None:
-        values = {"name": name, "shape": shape, "dtype": dtype, "source": source, "scales": scales}
+        values = {
+            "name": name,
+            "shape": shape,
+            "dtype": dtype,
+            "source": source,
+            "scales": scales,
+            "file": None,
+        }
         for attribute, value in (values | {"_make": make}).items():
             object.__setattr__(self, attribute, value)
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
         """The bytes, made for this call."""
-        return self._make()
+        return self._make(0, self.num_rows)
+
+    def rows(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """The bytes of these rows, made for this call."""
+        return self._make(first, last)
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,8 @@
-"""Files mapped into memory: pages are read when touched, and shared by every process that maps them."""
+"""Files mapped into memory: pages are read when touched, and shared by every process that maps them.
+
+Pages that were read count as this process' memory until they are given back; that is for whoever has copied
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rooftree.errors import ModelError
+
+# A touched page brings its neighbours with it, within this many bytes; a multiple of every page size.
+_PAGES_TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +38,30 @@ class MappedFile:
     def size(self) -> int:
         """Bytes mapped; reading beyond them is what must never happen."""
         return len(self.buffer)
+
+    def check(self) -> None:
+        """Raise ModelError if the file has become shorter since it was mapped.
+
+        A page beyond its end cannot be read: the system would end the process (SIGBUS), without a word.
+        """
+        now = self.buffer.size()
+        if now < self.size:
+            raise ModelError(
+                f"{self.path}: the file was cut from {self.size} to {now} bytes while it was being read; "
+                f"load a file that nobody writes to"
+            )
+
+    def give_back(self, view: npt.NDArray[np.uint8]) -> None:
+        """Give the pages under a part of ``data`` back to the system; they are read again when touched again.
+
+        On a system without such an advice nothing happens.
+        """
+        if view.nbytes == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = view.ctypes.data - self.data.ctypes.data
+        begin = first // _PAGES_TOGETHER * _PAGES_TOGETHER
+        end = min(-(-(first + view.nbytes) // _PAGES_TOGETHER) * _PAGES_TOGETHER, self.size)
+        self.buffer.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def map_file(path: Path) -> MappedFile:

@@ -4,8 +4,8 @@ Linear weights stored in floats or in FP8 are rounded to one of ggml's formats o
 as its reference code rounds. The embedding and the head become Q8_0 whatever the scheme: their errors go
 straight into the choice of a token. Norms, biases and weights that are quantised already stay as they are.
 
-Nothing is converted before its ``data`` is asked for, then in pieces of some rows, and nothing is kept: the
-memory in use is the result, the stored bytes of the one tensor where they must be made first, and the pieces.
+Nothing is converted before it is asked for, then in pieces of some rows, and nothing is kept: the memory in
+use is the result, the stored bytes of the rows asked for, and the pieces.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PIECE = 1 << 18  # elements
 
 
 def quantized(checkpoint: Checkpoint, scheme: Quantization, *, threads: int = 1) -> Checkpoint:
-    """The same model with its weights quantised each time their data is asked for.
+    """The same model with its weights quantised each time they are asked for.
 
     What stays as it is although it is a matrix is told in the result's ``notices``.
 
@@ -89,23 +89,24 @@ def _notice(
 
 
 def _quantized(tensor: Tensor, target: DType, threads: int) -> Tensor:
-    n, k = tensor.shape
+    k = tensor.shape[1]
 
-    def convert() -> npt.NDArray[np.uint8]:
-        stored = tensor.data.reshape(n, -1)
-        result = np.empty((n, row_bytes(target, k)), np.uint8)
+    def convert(first: int, last: int) -> npt.NDArray[np.uint8]:
+        stored = tensor.rows(first, last).reshape(last - first, -1)
+        result = np.empty((last - first, row_bytes(target, k)), np.uint8)
         rows = max(1, _PIECE // k)
 
-        def convert_from(first: int) -> None:
-            piece = stored[first : first + rows]
+        def convert_from(begin: int) -> None:
+            piece = stored[begin : begin + rows]
             values = dequantize_bytes(tensor.dtype, piece.reshape(-1)).reshape(len(piece), k)
             if tensor.scales is not None:
-                apply_scales(values, tensor.scales, first)
-            result[first : first + rows] = quantize(target, values).reshape(len(piece), -1)
+                apply_scales(values, tensor.scales, first + begin)
+            result[begin : begin + rows] = quantize(target, values).reshape(len(piece), -1)
 
         with ThreadPoolExecutor(threads) as pool:
             # The list makes an error of a thread come out here.
-            list(pool.map(convert_from, range(0, n, rows)))
+            list(pool.map(convert_from, range(0, last - first, rows)))
+        tensor.give_back(first, last)
         return result.reshape(-1)
 
     return LazyTensor(tensor.name, tensor.shape, target, tensor.source, convert)

@@ -20,8 +20,13 @@ def half_split(stored: Tensor, heads: int) -> Tensor:
     its elements.
     """
 
-    def moved() -> npt.NDArray[np.uint8]:
-        half = stored.shape[0] // heads // 2
-        return stored.data.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(-1)
+    head = stored.num_rows // heads
+
+    def moved(first: int, last: int) -> npt.NDArray[np.uint8]:
+        begin, end = first // head * head, -(-last // head) * head  # of the heads that hold these rows
+        pairs = stored.rows(begin, end).reshape(-1, head // 2, 2, stored.num_bytes // stored.num_rows)
+        rows = pairs.swapaxes(1, 2).reshape(end - begin, -1)[first - begin : last - begin]
+        stored.give_back(begin, end)
+        return rows.reshape(-1)
 
     return LazyTensor(stored.name, stored.shape, stored.dtype, stored.source, moved)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from rooftree.checkpoint.json_file import parse_json, read_json
 from rooftree.checkpoint.mapped import MappedFile, map_file
+from rooftree.checkpoint.rows import StoredRows
 from rooftree.errors import ModelError
 
 SINGLE = "model.safetensors"
@@ -35,7 +36,7 @@ _METADATA = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredTensor:
+class StoredTensor(StoredRows):
     """A tensor as its file has it, whatever its type; what it means is for ``stored_weights`` to say.
 
     Attributes:
@@ -43,6 +44,7 @@ class StoredTensor:
         kind: the file's own name of the element type, one of ``ELEMENT_BYTES``.
         data: uint8, one-dimensional, exactly the tensor's bytes; a view of the map.
         source: file and name, for messages.
+        file: the map.
     """
 
     name: str
@@ -50,6 +52,7 @@ class StoredTensor:
     kind: str
     data: npt.NDArray[np.uint8]
     source: str
+    file: MappedFile | None = None
 
 
 def read_folder(folder: Path, skip: Callable[[str], bool]) -> dict[str, StoredTensor]:
@@ -127,7 +130,8 @@ def _tensor(file: MappedFile, name: str, entry: Mapping[str, Any], first: int, e
     needed = math.prod(shape) * ELEMENT_BYTES[kind]
     if needed != end - first:
         _fail(file, f"tensor {name!r}: {kind} {shape} takes {needed} bytes, its range holds {end - first}")
-    return StoredTensor(name, tuple(shape), kind, file.data[first:end], f"{file.path}: tensor {name!r}")
+    source = f"{file.path}: tensor {name!r}"
+    return StoredTensor(name, tuple(shape), kind, file.data[first:end], source, file)
 
 
 def _check_tiling(file: MappedFile, spans: list[tuple[int, int, str]], num_bytes: int) -> None:

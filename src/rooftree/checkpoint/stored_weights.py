@@ -12,8 +12,8 @@ Quantised weights, by module (the layouts are those of ``float_formats``; every 
   (compressed-tensors); or ``*_blocks`` uint8 (..., k / 32, 16) and ``*_scales`` (..., k / 32) (gpt-oss).
 
 In the files, byte i of a row of 4-bit elements holds elements 2i (low) and 2i + 1 (high); scales and elements
-are joined into blocks each time a tensor's data is asked for. Then its bytes are searched for NaN codes, too,
-which no checkpoint holds on purpose.
+are joined into blocks each time a tensor's rows are asked for. Then their bytes are searched for NaN codes,
+too, which no checkpoint holds on purpose.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _floats(stored: StoredTensor) -> Tensor:
             f"{stored.source}: type {stored.kind!r} is not supported; supported are {', '.join(_FLOATS)}, "
             "and quantised weights where quantization_config announces them"
         )
-    return Tensor(stored.name, stored.shape, dtype, stored.data, stored.source)
+    return Tensor(stored.name, stored.shape, dtype, stored.data, stored.source, file=stored.file)
 
 
 class _Reader:
@@ -110,9 +110,11 @@ class _Reader:
         scale = self._beside(weight, f"{base}.weight_scale", f"{base}.weight_scale_inv")
         scales = _fp8_scales(weight, scale, self._storage.fp8_block)
 
-        def checked() -> ByteArray:
-            _refuse_nan(weight.data, weight)
-            return weight.data
+        def checked(first: int, last: int) -> ByteArray:
+            codes = weight.rows(first, last).copy()
+            weight.give_back(first, last)
+            _refuse_nan(codes, weight)
+            return codes
 
         return LazyTensor(weight.name, weight.shape, "F8_E4M3", weight.source, checked, scales)
 
@@ -126,9 +128,9 @@ class _Reader:
             value = _reciprocal(value, factor)
         shape = _unpacked_shape(packed, scale, NV_BLOCK)
 
-        def joined() -> ByteArray:
-            _refuse_nan(scale.data, scale)
-            return _join(packed.data, scale.data, NV_BLOCK)
+        def joined(first: int, last: int) -> ByteArray:
+            _refuse_nan(scale.rows(first, last), scale)
+            return _join(packed, scale, NV_BLOCK, first, last)
 
         scales = Scales(value.reshape(1, 1), (shape[0], shape[1]))
         return LazyTensor(f"{base}.weight", shape, "NVFP4", packed.source, joined, scales)
@@ -152,10 +154,10 @@ class _Reader:
         if scale.kind not in ("U8", "F8_E8M0"):
             raise ModelError(f"{scale.source}: is {scale.kind}; scales of MXFP4 must be U8 or F8_E8M0")
 
-        def joined() -> ByteArray:
-            if bool((scale.data == 0xFF).any()):
+        def joined(first: int, last: int) -> ByteArray:
+            if bool((scale.rows(first, last) == 0xFF).any()):
                 raise ModelError(f"{scale.source}: holds NaN (code 0xFF)")
-            return _join(packed.data, scale.data, MX_BLOCK)
+            return _join(packed, scale, MX_BLOCK, first, last)
 
         return LazyTensor(name, shape, "MXFP4", packed.source, joined)
 
@@ -233,14 +235,16 @@ def _unpacked_shape(packed: StoredTensor, scale: StoredTensor, block: int) -> tu
     return n, k
 
 
-def _join(packed: ByteArray, scales: ByteArray, block: int) -> ByteArray:
-    """Blocks of a scale byte and their nibbles, out of arrays that keep the two apart."""
-    nibbles = packed.reshape(-1, block // 2)
+def _join(packed: StoredTensor, scale: StoredTensor, block: int, first: int, last: int) -> ByteArray:
+    """Blocks of a scale byte and their nibbles, of some rows of tensors that keep the two apart."""
+    nibbles = packed.rows(first, last).reshape(-1, block // 2)
     blocks = np.empty((len(nibbles), 1 + block // 2), np.uint8)
-    blocks[:, 0] = scales
+    blocks[:, 0] = scale.rows(first, last)
     at_once = _CHUNK_BYTES // block
-    for first in range(0, len(blocks), at_once):
-        blocks[first : first + at_once, 1:] = pair_halves(nibbles[first : first + at_once])
+    for begin in range(0, len(blocks), at_once):
+        blocks[begin : begin + at_once, 1:] = pair_halves(nibbles[begin : begin + at_once])
+    for tensor in (packed, scale):
+        tensor.give_back(first, last)
     return blocks.reshape(-1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rooftree import _native
 from rooftree.checkpoint.base import Tensor
-from rooftree.checkpoint.formats import is_quantized
+from rooftree.checkpoint.formats import is_quantized, row_bytes
 from rooftree.errors import ModelError
 from rooftree.kernels.arena import Lifetime, plan_arena
 from rooftree.kernels.ops import Floats
@@ -35,6 +35,12 @@ KV_FORMAT_CODES = {"fp16": 0, "fp32": 1, "int8": 2, "fp8": 3}
 
 _FP8_STEP = 128
 """``kFp8Step`` of native/pack.h."""
+
+_TILE_ROWS = 16
+"""``kTileRows`` of native/pack.h."""
+
+_PIECE_BYTES = 4 << 20
+"""Stored bytes that each thread packs at once: many tiles, but little beside a model."""
 
 _ABSENT = np.zeros(0, np.float32)
 
@@ -150,13 +156,21 @@ class CpuRecorder:
     def matrix(self, tensor: Tensor) -> CpuMatrix:
         if tensor.name not in self._matrices:
             _refuse_narrow_scales(tensor)
-            n, k = tensor.shape
-            scales = () if tensor.scales is None else (tensor.scales.values, *tensor.scales.block)
-            packed = _native.pack(
-                FORMAT_CODES[tensor.dtype], tensor.data, n, k, self._pool, self._memory, *scales
-            )
-            self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
+            self._matrices[tensor.name] = CpuMatrix(self._pack(tensor), is_quantized(tensor.dtype))
         return self._matrices[tensor.name]
+
+    def _pack(self, tensor: Tensor) -> _native.PackedMatrix:
+        """Copy a tensor into tiles in pieces, so that of what it is stored as only one need be in memory."""
+        n, k = tensor.shape
+        scales = () if tensor.scales is None else (tensor.scales.values, *tensor.scales.block)
+        packed = _native.PackedMatrix(FORMAT_CODES[tensor.dtype], n, k, self._memory)
+        tile_bytes = _TILE_ROWS * row_bytes(tensor.dtype, k)
+        rows = max(1, self._pool.size * _PIECE_BYTES // tile_bytes) * _TILE_ROWS
+        for first in range(0, n, rows):
+            last = min(first + rows, n)
+            packed.pack_rows(first, tensor.rows(first, last), self._pool, *scales)
+            tensor.give_back(first, last)
+        return packed
 
     def embed(self, table: CpuMatrix) -> CpuValue:
         y = self._float_value(table.packed.k, per_sample=False)
