@@ -52,14 +52,17 @@ struct AttentionArgs {
     const uint8_t* v;         // head's V in block 0: [block_size, head_dim]
     size_t block_stride;      // bytes from a block to the next, for K and V
     int first_partition, end_partition;
+    int next_partition;       // the one that this thread will probably read after them
     float* scratch;           // attention_scratch_floats(head_dim)
+    // The state: of all partitions together, or of each its own, `state_stride` floats after the one before.
+    size_t state_stride;      // 0: one state
     float* m;                 // [rows] running maximum, updated; start: -inf
     float* l;                 // [rows] running sum of exponentials; start: 0
     float* acc;               // [rows, head_dim] running weighted sum of V; start: 0
 };
 
 inline size_t attention_scratch_floats(int head_dim) {
-    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + 2 * kKvGroup * head_dim;
+    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + 4 * kKvGroup * head_dim;
 }
 
 struct Kernels {

@@ -13,12 +13,12 @@ namespace rooftree::ROOFTREE_ISA {
 using F = Simd::F;
 constexpr int N = Simd::N;
 
-// exp by Cody-Waite reduction and a degree-6 polynomial, relative error below 2e-7; exactly 1 at 0, exactly 0 below
-// the smallest normal result (-inf included), infinite above 88.4.
-static inline F vexp(F x) {
-    const F low = Simd::set1(-87.33f);
-    const F clamped = Simd::min(Simd::max(x, low), Simd::set1(89.0f));
-    const F n = Simd::round(clamped * Simd::set1(1.44269504f));
+// Below it, exp is no normal number.
+constexpr float kExpLow = -87.33f;
+
+// exp(x) = p * 2^n for x within [kExpLow, 89], by Cody-Waite reduction and a degree-6 polynomial.
+static inline F exp_parts(F clamped, F& n) {
+    n = Simd::round(clamped * Simd::set1(1.44269504f));
     F r = Simd::fma(n, Simd::set1(-0.693359375f), clamped);
     r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
     F p = Simd::set1(1.9875691500e-4f);
@@ -27,8 +27,24 @@ static inline F vexp(F x) {
     p = Simd::fma(p, r, Simd::set1(4.1665795894e-2f));
     p = Simd::fma(p, r, Simd::set1(1.6666665459e-1f));
     p = Simd::fma(p, r, Simd::set1(5.0000001201e-1f));
-    p = Simd::fma(p, r * r, r) + Simd::set1(1.0f);
+    return Simd::fma(p, r * r, r) + Simd::set1(1.0f);
+}
+
+// exp with a relative error below 2e-7; exactly 1 at 0, exactly 0 below the smallest normal result (-inf included),
+// infinite above 88.4.
+static inline F vexp(F x) {
+    const F low = Simd::set1(kExpLow);
+    F n;
+    const F p = exp_parts(Simd::min(Simd::max(x, low), Simd::set1(89.0f)), n);
     return Simd::zero_where_less(x, low, Simd::scale_by_power(p, n));
+}
+
+// The same bits where x is never above 0, with less work.
+static inline F vexp_of_differences(F x) {
+    const F low = Simd::set1(kExpLow);
+    F n;
+    const F p = exp_parts(Simd::max(x, low), n);
+    return Simd::zero_where_less(x, low, Simd::scale_to_normal(p, n));
 }
 
 static inline float sexp(float x) {
@@ -187,246 +203,11 @@ static void write_kv(KvFormat format, const float* k, const float* v, int head_d
     }
 }
 
-// ---- attention ------------------------------------------------------------------------------------------------
+}  // namespace rooftree::ROOFTREE_ISA
 
-// scores[r][16g + 0..15] = q[r] . K_g[:, 0..15] for R rows and G groups; K_g: [head_dim, stride]. Few rows leave the
-// multipliers waiting for one another's sums, so they take several groups at once.
-template <int R, int G, typename Kv>
-static inline void score_groups(const float* q, int head_dim, const Kv* const* k, int stride, float* scores) {
-    constexpr int V = kKvGroup / N;
-    F sum[R][G * V];
-    ROOFTREE_UNROLL
-    for (int r = 0; r < R; r++)
-        ROOFTREE_UNROLL
-        for (int j = 0; j < G * V; j++) sum[r][j] = Simd::zero();
-    for (int d = 0; d < head_dim; d++) {
-        F key[G * V];
-        ROOFTREE_UNROLL
-        for (int j = 0; j < G * V; j++) key[j] = Kv::load(k[j / V] + d * stride + j % V * N);
-        ROOFTREE_UNROLL
-        for (int r = 0; r < R; r++) {
-            const F query = Simd::set1(q[r * head_dim + d]);
-            ROOFTREE_UNROLL
-            for (int j = 0; j < G * V; j++) sum[r][j] = Simd::fma(query, key[j], sum[r][j]);
-        }
-    }
-    ROOFTREE_UNROLL
-    for (int r = 0; r < R; r++)
-        ROOFTREE_UNROLL
-        for (int j = 0; j < G * V; j++) Simd::store(scores + r * kPartition + j * N, sum[r][j]);
-}
+#include "attention_impl.h"
 
-// All of `groups` groups for R rows.
-template <int R, typename Kv>
-static inline void score_row_block(const float* q, int head_dim, const Kv* const* k, int groups, int stride, float* scores) {
-    constexpr int G = R == 4 ? 1 : N == 16 ? 4 : 2;  // as many sums as the registers hold
-    int g = 0;
-    for (; g + G <= groups; g += G) score_groups<R, G>(q, head_dim, k + g, stride, scores + g * kKvGroup);
-    for (; g < groups; g++) score_groups<R, 1>(q, head_dim, k + g, stride, scores + g * kKvGroup);
-}
-
-template <typename Kv>
-static void score_rows(int rows, const float* q, int head_dim, const Kv* const* k, int groups, int stride, float* scores) {
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) score_row_block<4>(q + r * head_dim, head_dim, k, groups, stride, scores + r * kPartition);
-    q += r * head_dim;
-    scores += r * kPartition;
-    switch (rows - r) {
-        case 3: return score_row_block<3>(q, head_dim, k, groups, stride, scores);
-        case 2: return score_row_block<2>(q, head_dim, k, groups, stride, scores);
-        case 1: return score_row_block<1>(q, head_dim, k, groups, stride, scores);
-    }
-}
-
-// acc[r] += sum_t p[r][t] * V[t] for R rows and D vectors of channels, t < count; V: [16, head_dim].
-template <int R, int D, typename Kv>
-static inline void weigh_channels(const float* p, int count, const Kv* v, int head_dim, float* acc) {
-    F sum[R][D];
-    ROOFTREE_UNROLL
-    for (int r = 0; r < R; r++)
-        ROOFTREE_UNROLL
-        for (int j = 0; j < D; j++) sum[r][j] = Simd::load(acc + r * head_dim + j * N);
-    for (int t = 0; t < count; t++) {
-        F value[D];
-        ROOFTREE_UNROLL
-        for (int j = 0; j < D; j++) value[j] = Kv::load(v + t * head_dim + j * N);
-        ROOFTREE_UNROLL
-        for (int r = 0; r < R; r++) {
-            const F weight = Simd::set1(p[r * kPartition + t]);
-            ROOFTREE_UNROLL
-            for (int j = 0; j < D; j++) sum[r][j] = Simd::fma(weight, value[j], sum[r][j]);
-        }
-    }
-    ROOFTREE_UNROLL
-    for (int r = 0; r < R; r++)
-        ROOFTREE_UNROLL
-        for (int j = 0; j < D; j++) Simd::store(acc + r * head_dim + j * N, sum[r][j]);
-}
-
-template <int R, typename Kv>
-static inline void weigh_group(const float* p, int count, const Kv* v, int head_dim, float* acc) {
-    constexpr int D = R == 4 ? 2 : R == 3 && N == 8 ? 3 : 4;  // as many sums as the registers hold
-    int d = 0;
-    for (; d + D * N <= head_dim; d += D * N) weigh_channels<R, D>(p, count, v + d, head_dim, acc + d);
-    for (; d + N <= head_dim; d += N) weigh_channels<R, 1>(p, count, v + d, head_dim, acc + d);
-    if (d == head_dim) return;
-    for (int r = 0; r < R; r++)  // head_dim is a multiple of 8, vectors may be 16 wide
-        for (int e = d; e < head_dim; e++) {
-            float sum = acc[r * head_dim + e];
-            for (int t = 0; t < count; t++) sum = std::fma(p[r * kPartition + t], Kv::value(v[t * head_dim + e]), sum);
-            acc[r * head_dim + e] = sum;
-        }
-}
-
-template <typename Kv>
-static void weigh_rows(int rows, const float* p, int count, const Kv* v, int head_dim, float* acc) {
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) weigh_group<4>(p + r * kPartition, count, v, head_dim, acc + r * head_dim);
-    p += r * kPartition;
-    acc += r * head_dim;
-    switch (rows - r) {
-        case 3: return weigh_group<3>(p, count, v, head_dim, acc);
-        case 2: return weigh_group<2>(p, count, v, head_dim, acc);
-        case 1: return weigh_group<1>(p, count, v, head_dim, acc);
-    }
-}
-
-// A group that some rows see in part: each takes what it sees. (A weight of 0 is not enough: times NaN it is NaN, and
-// what one position holds must not reach a row that does not see it.)
-template <typename Kv>
-static void weigh_ragged(int rows, const int* from, const int32_t* last, int base, int tokens, const float* p, const Kv* v,
-                         int head_dim, float* acc) {
-    for (int r = 0; r < rows; r++) {
-        const int begin = from[r] > base ? from[r] - base : 0;
-        const int end = last[r] + 1 - base < tokens ? last[r] + 1 - base : tokens;
-        if (begin < end)
-            weigh_group<1>(p + r * kPartition + begin, end - begin, v + begin * head_dim, head_dim, acc + r * head_dim);
-    }
-}
-
-// Many rows share a group of K or V: widen it to float once.
-template <typename Kv>
-static inline const FloatKv* widen(const Kv* in, int rows, int columns, int stride, float* out) {
-    for (int i = 0; i < rows; i++) {
-        int j = 0;
-        for (; j + N <= columns; j += N) Simd::store(out + i * columns + j, Kv::load(in + i * stride + j));
-        if (columns % N != 0)
-            for (; j < columns; j++) out[i * columns + j] = Kv::value(in[i * stride + j]);
-    }
-    return reinterpret_cast<const FloatKv*>(out);
-}
-
-// Multiplies 16 columns of `rows` rows by the positions' scales.
-static inline void scale_group(int rows, const float* scales, float* columns) {
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < kKvGroup; j += N)
-            Simd::store(columns + r * kPartition + j, Simd::load(columns + r * kPartition + j) * Simd::load(scales + j));
-}
-
-static void merge_partition(float m, float l, const float* acc, int head_dim, float* m_out, float* l_out, float* acc_out) {
-    const float top = *m_out > m ? *m_out : m;
-    const float old_weight = sexp(*m_out - top), new_weight = sexp(m - top);
-    *m_out = top;
-    *l_out = *l_out * old_weight + l * new_weight;
-    const F a = Simd::set1(old_weight), b = Simd::set1(new_weight);
-    int d = 0;
-    for (; d + N <= head_dim; d += N)
-        Simd::store(acc_out + d, Simd::load(acc_out + d) * a + Simd::load(acc + d) * b);
-    for (; d < head_dim; d++) acc_out[d] = acc_out[d] * old_weight + acc[d] * new_weight;
-}
-
-// Masks, exponentiates and sums one row's scores of a partition. Returns the maximum (-inf: nothing visible).
-static inline float softmax_row(float* scores, int count, int visible_begin, int visible_end, float* sum_out) {
-    constexpr float kNone = -std::numeric_limits<float>::infinity();
-    for (int t = 0; t < visible_begin && t < count; t++) scores[t] = kNone;
-    for (int t = visible_end < 0 ? 0 : visible_end; t < count; t++) scores[t] = kNone;
-    F largest = Simd::set1(kNone);
-    for (int t = 0; t < count; t += N) largest = Simd::max(largest, Simd::load(scores + t));
-    const float m = Simd::reduce_max(largest);
-    if (m == kNone) return kNone;
-    F sum = Simd::zero();
-    const F shift = Simd::set1(m);
-    for (int t = 0; t < count; t += N) {
-        const F p = vexp(Simd::load(scores + t) - shift);
-        Simd::store(scores + t, p);
-        sum = sum + p;
-    }
-    *sum_out = Simd::reduce_add(sum);
-    return m;
-}
-
-template <typename Kv>
-static void attention_typed(const AttentionArgs& a) {
-    const int hd = a.head_dim, bs = a.block_size;
-    float* scores = a.scratch;
-    float* partial = scores + kMaxAttentionRows * kPartition;
-    float* widened = partial + kMaxAttentionRows * hd;
-    // Row r sees positions [from[r], a.last[r]]; the rows together [first, last], all of them [all_from, all_to].
-    int from[kMaxAttentionRows], first = std::numeric_limits<int>::max(), last = 0, all_from = 0, all_to = first;
-    for (int r = 0; r < a.rows; r++) {
-        from[r] = a.window && a.last[r] >= a.window ? a.last[r] - a.window + 1 : 0;
-        if (from[r] < first) first = from[r];
-        if (from[r] > all_from) all_from = from[r];
-        if (a.last[r] > last) last = a.last[r];
-        if (a.last[r] < all_to) all_to = a.last[r];
-    }
-    const bool direct = std::is_same_v<Kv, FloatKv> || a.rows <= 4;
-
-    for (int part = a.first_partition; part < a.end_partition; part++) {
-        const int base = part * kPartition;
-        const int end = last + 1 < base + kPartition ? last + 1 : base + kPartition;
-        const int begin = first > base ? first / kKvGroup * kKvGroup : base;
-        if (begin >= end) continue;
-        const int count = (end - begin + kKvGroup - 1) / kKvGroup * kKvGroup;
-
-        const Kv* keys[kPartition / kKvGroup];
-        const float* key_scales[kPartition / kKvGroup];
-        const int groups = count / kKvGroup;
-        for (int g = 0; g < groups; g++) {
-            const int p = begin + g * kKvGroup;
-            const Kv* block = reinterpret_cast<const Kv*>(a.k + a.blocks[p / bs] * a.block_stride);
-            keys[g] = block + p % bs;
-            key_scales[g] = reinterpret_cast<const float*>(block + hd * bs) + p % bs;
-        }
-        if (direct) score_rows(a.rows, a.q, hd, keys, groups, bs, scores);
-        for (int g = 0; g < groups; g++) {
-            if (!direct) {
-                const FloatKv* wide = widen(keys[g], hd, kKvGroup, bs, widened);
-                score_rows(a.rows, a.q, hd, &wide, 1, kKvGroup, scores + g * kKvGroup);
-            }
-            if constexpr (Kv::scaled) scale_group(a.rows, key_scales[g], scores + g * kKvGroup);
-        }
-        float row_max[kMaxAttentionRows], row_sum[kMaxAttentionRows];
-        for (int r = 0; r < a.rows; r++) {
-            row_max[r] = softmax_row(scores + r * kPartition, count, from[r] - begin, a.last[r] + 1 - begin, &row_sum[r]);
-        }
-        for (int i = 0; i < a.rows * hd; i++) partial[i] = 0.0f;
-        for (int p = begin; p < end; p += kKvGroup) {
-            const Kv* block = reinterpret_cast<const Kv*>(a.v + a.blocks[p / bs] * a.block_stride);
-            const Kv* v = block + (p % bs) * hd;
-            const int tokens = end - p < kKvGroup ? end - p : kKvGroup;  // beyond `end` lies another's data
-            if constexpr (Kv::scaled)
-                scale_group(a.rows, reinterpret_cast<const float*>(block + hd * bs) + p % bs, scores + (p - begin));
-            float* weights = scores + (p - begin);
-            if (all_from > p || all_to < p + tokens - 1)
-                weigh_ragged(a.rows, from, a.last, p, tokens, weights, v, hd, partial);
-            else if (direct) weigh_rows(a.rows, weights, tokens, v, hd, partial);
-            else weigh_rows(a.rows, weights, tokens, widen(v, tokens, hd, hd, widened), hd, partial);
-        }
-        for (int r = 0; r < a.rows; r++)
-            if (row_max[r] != -std::numeric_limits<float>::infinity())
-                merge_partition(row_max[r], row_sum[r], partial + r * hd, hd, a.m + r, a.l + r, a.acc + r * hd);
-    }
-}
-
-static void attention(KvFormat format, const AttentionArgs& args) {
-    switch (format) {
-        case KvFormat::F16: return attention_typed<HalfKv>(args);
-        case KvFormat::F32: return attention_typed<FloatKv>(args);
-        case KvFormat::I8: return attention_typed<Int8Kv>(args);
-        case KvFormat::F8: return attention_typed<Fp8Kv>(args);
-    }
-}
+namespace rooftree::ROOFTREE_ISA {
 
 // ---- sampling -------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ struct Value {
     bool per_sample;
 };
 
+struct AttentionPlan;
+
 class Program {
    public:
     using Matrix = std::shared_ptr<PackedMatrix>;
@@ -93,7 +95,19 @@ class Program {
     int rows(int value) const;
     void check_value(int value, size_t row_bytes) const;
     void prepare(StepRequest* requests, int num_requests, const StepTables& tables);
+
+    // Attention work of a step.
+    struct Partitions {
+        int first, end;
+        int count() const { return end - first; }
+    };
+    static Partitions partitions_seen(const StepRequest& request, int begin, int end, int window);
+    int partitions_per_item(int window) const;
     void prepare_attention();
+    int64_t plan_split(AttentionPlan& plan, int index, int run, int64_t partial);
+    void plan_tiles(AttentionPlan& plan, int index);
+    // A state of `rows` rows: maxima, sums, weighted sums of V.
+    size_t attention_state_floats(int rows) const { return static_cast<size_t>(rows) * (head_dim_ + 2); }
 
     // How the team walks through the operations. An operation is over when its pieces are done, not when every thread
     // has come by: one that the system keeps from running holds nobody up unless it holds a piece. Whoever does the

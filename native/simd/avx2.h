@@ -46,6 +46,7 @@ struct Simd {
         const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
         return _mm256_mul_ps(v, _mm256_castsi256_ps(exponent));
     }
+    static F scale_to_normal(F v, F n) { return scale_by_power(v, n); }
     static F zero_where_less(F x, F limit, F v) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), v); }
     static float reduce_add(F v) {
         __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

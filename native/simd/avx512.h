@@ -46,6 +46,8 @@ struct Simd {
         const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
         return _mm512_mul_ps(v, _mm512_castsi512_ps(exponent));
     }
+    // The same while v and the result are normal numbers.
+    static F scale_to_normal(F v, F n) { return _mm512_scalef_ps(v, n); }
     static F zero_where_less(F x, F limit, F v) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v);
     }

@@ -35,6 +35,7 @@ struct Simd {
     static F scale_by_power(F v, F n) {
         return v * (F)((__builtin_convertvector(n, I) + 127) << 23);
     }
+    static F scale_to_normal(F v, F n) { return scale_by_power(v, n); }
     static F zero_where_less(F x, F limit, F v) { return x < limit ? F{} : v; }
     static float reduce_add(F v) {
         return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));

@@ -158,6 +158,27 @@ def test_the_number_of_threads_changes_nothing(isa: str, shape: Shape):
         assert np.array_equal(got, whole(shape, isa, "fp16"))
 
 
+@pytest.mark.parametrize(
+    ("isa", "kv"), [(isa, kv) for isa in ISAS for kv in KVS if kv == "fp16" or isa != "portable"]
+)
+def test_lone_tokens_over_many_partitions(isa: str, kv: str):
+    """Threads and neighbours decide how long the runs of partitions are that one token is split into."""
+    lengths = [5 * 256 + 9, 600, 3 * 256 + 1, 256, 1030]
+    checkpoint = tiny_checkpoint("mistral", num_layers=3, windows=(None, 300, 700), vocab_size=96)
+    options = {"max_model_len": 1300, "max_num_batched_tokens": 2048, "num_blocks": 340, "kv_cache_dtype": kv}
+    at_once = Driver(make_executor(checkpoint, isa=isa, **options))
+    expected = [at_once.read(tokens_of(i, n), [], range(82)) for i, n in enumerate(lengths)]
+    for threads in (1, 3):
+        driver = Driver(make_executor(checkpoint, isa=isa, threads=threads, **options))
+        for beside in ([0], [1, 2], [3, 4, 1], [2, 0, 4]):
+            feeds = {i: driver.feed(tokens_of(i, lengths[i]), range(64 * i, 64 * i + 82)) for i in beside}
+            for i, feed in feeds.items():
+                driver.step([(feed, lengths[i] - 1)])
+            driver.step([(feed, 1) for feed in feeds.values()])
+            for i, feed in feeds.items():
+                assert np.array_equal(driver.logits[feed.request_id], expected[i])
+
+
 def run_mixed(driver: Driver, lengths: list[int], block_size: int, seed: int) -> dict[int, np.ndarray]:
     """Sequences of these lengths that advance by random counts, in random order, some at each step."""
     rng = np.random.default_rng(seed)
