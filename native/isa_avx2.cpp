@@ -4,6 +4,7 @@
 #include "simd/avx2.h"
 
 #include "kernels.h"
+#include "tile_output.h"
 
 namespace rooftree::avx2 {
 
@@ -91,14 +92,13 @@ struct Step {
         }
     }
 
-    // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated`: -sum of the inputs.
-    __m256i dot(const int8_t* q, int begin, int end, int32_t negated) const {
+    // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated8`: -8 * sum of the inputs.
+    __m256i dot(const int8_t* q, int begin, int end, int32_t negated8) const {
         __m256i sum = _mm256_setzero_si256();
-        constexpr int offset = weight_offset(kFormat), low_bit = offset & -offset;
-        if constexpr (offset != 0) {
-            sum = _mm256_slli_epi32(_mm256_set1_epi32(negated), __builtin_ctz(low_bit));
-            if constexpr (offset == 3 * low_bit) sum = _mm256_add_epi32(sum, _mm256_slli_epi32(sum, 1));
-        }
+        constexpr int offset = weight_offset(kFormat);
+        if constexpr (offset != 0) sum = _mm256_set1_epi32(negated8);
+        if constexpr (offset == 12) sum = _mm256_add_epi32(sum, _mm256_srai_epi32(sum, 1));
+        else if constexpr (offset > 8) sum = _mm256_slli_epi32(sum, __builtin_ctz(offset / 8));
         ROOFTREE_UNROLL
         for (int u = begin; u < end; u += adds) {
             __m256i words = _mm256_maddubs_epi16(w[u], _mm256_set1_epi32(four_inputs(q + 4 * u)));
@@ -138,8 +138,10 @@ struct Step<Format::Q8_0> {
     }
 };
 
-template <Format kFormat, int T, int kHalves>
-static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_half, const uint8_t* x, size_t stride, float* out) {
+// T rows of a panel of `kWidth`, from row `lane` on, times one or both halves of the tile.
+template <Format kFormat, int kWidth, int T, int kHalves>
+static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_half, const uint8_t* panel, int lane,
+                                    const TileOutput& out, int first) {
     using Weights = Step<kFormat>;
     __m256 acc[kHalves][T];
     ROOFTREE_UNROLL
@@ -147,45 +149,52 @@ static inline void quantised_tokens(const uint8_t* tile, int64_t k, int first_ha
         ROOFTREE_UNROLL
         for (int t = 0; t < T; t++) acc[h][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < k / kBlock; s++) {
+        const PanelStep x(panel, kWidth, s);
         ROOFTREE_UNROLL
         for (int h = 0; h < kHalves; h++) {
             const Weights weights(tile, s, first_half + h);
             ROOFTREE_UNROLL
             for (int t = 0; t < T; t++) {
-                const QuantisedRow row(x + t * stride, k);
-                const int8_t* q = row.q + s * kBlock;
-                const __m256 input_scale = _mm256_broadcast_ss(row.scale + s);
+                const int row = lane + t;
+                const int8_t* q = x.q + row * kBlock;
+                const __m256 input_scale = _mm256_broadcast_ss(x.scale + row);
                 if constexpr (Weights::parts == 1) {
-                    const __m256 isum = _mm256_cvtepi32_ps(weights.dot(q, 0, 8, row.negated[s]));
+                    const __m256 isum = _mm256_cvtepi32_ps(weights.dot(q, 0, 8, x.negated8[row]));
                     acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(isum, input_scale), weights.scale[0], acc[h][t]);
                 } else {
-                    const __m256 first = _mm256_cvtepi32_ps(weights.dot(q, 0, 4, row.negated_first[s]));
-                    const __m256 second = _mm256_cvtepi32_ps(weights.dot(q, 4, 8, row.negated[s] - row.negated_first[s]));
-                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(first, input_scale), weights.scale[0], acc[h][t]);
-                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(second, input_scale), weights.scale[1], acc[h][t]);
+                    const int32_t first_half = x.negated8_first[row];
+                    const __m256 low = _mm256_cvtepi32_ps(weights.dot(q, 0, 4, first_half));
+                    const __m256 high = _mm256_cvtepi32_ps(weights.dot(q, 4, 8, x.negated8[row] - first_half));
+                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(low, input_scale), weights.scale[0], acc[h][t]);
+                    acc[h][t] = _mm256_fmadd_ps(_mm256_mul_ps(high, input_scale), weights.scale[1], acc[h][t]);
                 }
                 if constexpr (has_minimum(kFormat))
-                    acc[h][t] = _mm256_fmadd_ps(weights.minimum, _mm256_broadcast_ss(row.sum + s), acc[h][t]);
+                    acc[h][t] = _mm256_fmadd_ps(weights.minimum, _mm256_broadcast_ss(x.sum + row), acc[h][t]);
             }
         }
     }
     ROOFTREE_UNROLL
     for (int h = 0; h < kHalves; h++)
         ROOFTREE_UNROLL
-        for (int t = 0; t < T; t++) _mm256_storeu_ps(out + t * kTileRows + 8 * (first_half + h), acc[h][t]);
+        for (int t = 0; t < T; t++) put(out, first + t, 8 * (first_half + h), acc[h][t]);
 }
 
 template <Format kFormat>
-static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
     int t = 0;
-    for (; t + 4 <= m; t += 4)
-        for (int half = 0; half < 2; half++)
-            quantised_tokens<kFormat, 4, 1>(tile, k, half, x + t * stride, stride, out + t * kTileRows);
-    if (t + 2 <= m) {
-        quantised_tokens<kFormat, 2, 2>(tile, k, 0, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 8 <= m; t += 8)
+        for (int lane = 0; lane < 8; lane += 4)
+            for (int half = 0; half < 2; half++)
+                quantised_tokens<kFormat, 8, 4, 1>(tile, k, half, x + t * stride, lane, out, t + lane);
+    if (m & 4) {
+        for (int half = 0; half < 2; half++) quantised_tokens<kFormat, 4, 4, 1>(tile, k, half, x + t * stride, 0, out, t);
+        t += 4;
+    }
+    if (m & 2) {
+        quantised_tokens<kFormat, 2, 2, 2>(tile, k, 0, x + t * stride, 0, out, t);
         t += 2;
     }
-    if (t < m) quantised_tokens<kFormat, 1, 2>(tile, k, 0, x + t * stride, stride, out + t * kTileRows);
+    if (m & 1) quantised_tokens<kFormat, 1, 1, 2>(tile, k, 0, x + t * stride, 0, out, t);
 }
 
 }  // namespace rooftree::avx2

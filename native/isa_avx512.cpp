@@ -4,6 +4,7 @@
 #include "simd/avx512.h"
 
 #include "kernels.h"
+#include "tile_output.h"
 
 namespace rooftree::avx512 {
 
@@ -86,56 +87,70 @@ struct Step {
         }
     }
 
-    // Sum over input groups [begin, end) of weight * input, less the weights' offset; `negated`: -sum of the inputs.
-    __m512i dot(const int8_t* q, int begin, int end, int32_t negated) const {
-        __m512i sum = _mm512_setzero_si512();
-        constexpr int offset = weight_offset(kFormat), low_bit = offset & -offset;
-        if constexpr (offset != 0) {
-            sum = _mm512_slli_epi32(_mm512_set1_epi32(negated), __builtin_ctz(low_bit));
-            if constexpr (offset == 3 * low_bit) sum = _mm512_add_epi32(sum, _mm512_slli_epi32(sum, 1));
-        }
-        ROOFTREE_UNROLL
-        for (int u = begin; u < end; u++) sum = _mm512_dpbusd_epi32(sum, w[u], _mm512_set1_epi32(four_inputs(q + 4 * u)));
-        return sum;
+    // What the weights' offset adds to a sum, taken out beforehand; `negated8`: -8 * sum of the inputs.
+    static __m512i less_offset(int32_t negated8) {
+        constexpr int offset = weight_offset(kFormat);
+        if constexpr (offset == 0) return _mm512_setzero_si512();
+        const __m512i eight = _mm512_set1_epi32(negated8);
+        if constexpr (offset == 12) return _mm512_add_epi32(eight, _mm512_srai_epi32(eight, 1));
+        return _mm512_slli_epi32(eight, __builtin_ctz(offset / 8));
     }
 };
 
+// Adds one step to the sums of G rows, from row `first` of a panel of T on. The rows take turns, input group by input
+// group: integer products of one row wait for each other, and the scheduler does not see far enough to find the next row.
+template <Format kFormat, int T, int G>
+static inline void add_step(const Step<kFormat>& weights, const PanelStep& x, int first, __m512* acc) {
+    constexpr int parts = Step<kFormat>::parts, groups = 8 / parts;
+    ROOFTREE_UNROLL
+    for (int part = 0; part < parts; part++) {
+        __m512i sum[G];
+        ROOFTREE_UNROLL
+        for (int t = 0; t < G; t++) {
+            const int32_t low = x.negated8_first[first + t], all = x.negated8[first + t];
+            sum[t] = Step<kFormat>::less_offset(parts == 1 ? all : part == 0 ? low : all - low);
+        }
+        ROOFTREE_UNROLL
+        for (int u = part * groups; u < (part + 1) * groups; u++)
+            ROOFTREE_UNROLL
+            for (int t = 0; t < G; t++)
+                sum[t] = _mm512_dpbusd_epi32(sum[t], weights.w[u], _mm512_set1_epi32(four_inputs(x.q + (first + t) * kBlock + 4 * u)));
+        ROOFTREE_UNROLL
+        for (int t = 0; t < G; t++) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[t]), _mm512_set1_ps(x.scale[first + t]));
+            acc[t] = _mm512_fmadd_ps(scaled, weights.scale[part], acc[t]);
+        }
+    }
+    if constexpr (has_minimum(kFormat)) {
+        ROOFTREE_UNROLL
+        for (int t = 0; t < G; t++) acc[t] = _mm512_fmadd_ps(weights.minimum, _mm512_set1_ps(x.sum[first + t]), acc[t]);
+    }
+}
+
+// One panel of T rows.
 template <Format kFormat, int T>
-static inline void quantised_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
-    using Weights = Step<kFormat>;
+static inline void quantised_tokens(const uint8_t* tile, int64_t k, const uint8_t* panel, const TileOutput& out, int first) {
+    constexpr int G = T < 4 ? T : 4;
     __m512 acc[T];
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++) acc[t] = _mm512_setzero_ps();
     for (int64_t s = 0; s < k / kBlock; s++) {
-        const Weights weights(tile, s);
+        const Step<kFormat> weights(tile, s);
+        const PanelStep x(panel, T, s);
         ROOFTREE_UNROLL
-        for (int t = 0; t < T; t++) {
-            const QuantisedRow row(x + t * stride, k);
-            const int8_t* q = row.q + s * kBlock;
-            const __m512 input_scale = _mm512_set1_ps(row.scale[s]);
-            if constexpr (Weights::parts == 1) {
-                const __m512 isum = _mm512_cvtepi32_ps(weights.dot(q, 0, 8, row.negated[s]));
-                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(isum, input_scale), weights.scale[0], acc[t]);
-            } else {
-                const __m512 first = _mm512_cvtepi32_ps(weights.dot(q, 0, 4, row.negated_first[s]));
-                const __m512 second = _mm512_cvtepi32_ps(weights.dot(q, 4, 8, row.negated[s] - row.negated_first[s]));
-                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(first, input_scale), weights.scale[0], acc[t]);
-                acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(second, input_scale), weights.scale[1], acc[t]);
-            }
-            if constexpr (has_minimum(kFormat)) acc[t] = _mm512_fmadd_ps(weights.minimum, _mm512_set1_ps(row.sum[s]), acc[t]);
-        }
+        for (int t = 0; t < T; t += G) add_step<kFormat, T, G>(weights, x, t, acc + t);
     }
     ROOFTREE_UNROLL
-    for (int t = 0; t < T; t++) _mm512_storeu_ps(out + t * kTileRows, acc[t]);
+    for (int t = 0; t < T; t++) put(out, first + t, 0, acc[t]);
 }
 
 template <Format kFormat>
-static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+static void quantised_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
     int t = 0;
-    for (; t + 8 <= m; t += 8) quantised_tokens<kFormat, 8>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t + 4 <= m; t += 4) quantised_tokens<kFormat, 4>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t + 2 <= m; t += 2) quantised_tokens<kFormat, 2>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    if (t < m) quantised_tokens<kFormat, 1>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 8 <= m; t += 8) quantised_tokens<kFormat, 8>(tile, k, x + t * stride, out, t);
+    if (m & 4) quantised_tokens<kFormat, 4>(tile, k, x + t * stride, out, t), t += 4;
+    if (m & 2) quantised_tokens<kFormat, 2>(tile, k, x + t * stride, out, t), t += 2;
+    if (m & 1) quantised_tokens<kFormat, 1>(tile, k, x + t * stride, out, t);
 }
 
 }  // namespace rooftree::avx512

@@ -6,15 +6,12 @@
 #include <cstdint>
 
 #include "pack.h"
-#include "quantised_row.h"
+#include "quantised_panel.h"
 
 // Loops over a register tile must vanish: an array that is indexed in a remaining loop goes to memory.
 #define ROOFTREE_UNROLL _Pragma("GCC unroll 16")
 
 namespace rooftree {
-
-// Activations quantised for integer products: `k` int8 values, then per block of 32 inputs what QuantisedRow names.
-inline size_t quantised_row_bytes(int64_t k) { return static_cast<size_t>(k / kBlock * (kBlock + 16)); }
 
 // Positions whose scores are normalised together. Contexts are split at multiples of it, wherever a step starts.
 constexpr int kPartition = 256;
@@ -65,16 +62,26 @@ inline size_t attention_scratch_floats(int head_dim) {
     return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + 4 * kKvGroup * head_dim;
 }
 
+// Where the products of a tile's 16 rows with a token go: y[t * stride + r].
+struct TileOutput {
+    float* y;
+    size_t stride;
+    const float* bias;  // [16], added; null: none
+    bool accumulate;    // add to what is there
+};
+
 struct Kernels {
     const char* name;
 
-    // out[t * 16 + r] = sum_k tile[r][k] * x[t][k] for t < m. x: float rows, or quantised rows (stride in bytes).
-    void (*tile_product)(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out);
+    // out(t, r) = sum_k tile[r][k] * x[t][k] for t < m. x: float rows, or whole panels of quantised rows; stride: bytes
+    // of a row.
+    void (*tile_product)(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m,
+                         const TileOutput& out);
 
     // y = x / rms(x) * weight.
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
     // Blocks [first, first + count) of a row: q = round(x / scale), scale = max|x| / 127. x: their 32 * count inputs.
-    void (*quantise)(const float* x, int64_t first, int64_t count, const MutableQuantisedRow& out);
+    void (*quantise)(const float* x, int64_t first, int64_t count, const QuantisedRow& out);
     // y = silu(gate) * up.
     void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
     // Half-split rotation in place; cos and sin: [head_dim / 2]; result multiplied by `scale`.

@@ -71,10 +71,10 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
 // A block whose largest magnitude is under this counts as zero: 127 / magnitude would overflow.
 constexpr float kLeastMagnitude = 1e-36f;
 
-static void quantise(const float* x, int64_t first, int64_t count, const MutableQuantisedRow& out) {
+static void quantise(const float* x, int64_t first, int64_t count, const QuantisedRow& out) {
     for (int64_t i = 0; i < count; i++) {
         const float* block = x + i * kBlock;
-        const int64_t b = first + i;
+        const MutablePanelStep step(out.panel, out.width, first + i);
         F largest = Simd::zero();
         for (int j = 0; j < kBlock; j += N) largest = Simd::max(largest, Simd::abs(Simd::load(block + j)));
         const float amax = Simd::reduce_max(largest);
@@ -82,15 +82,16 @@ static void quantise(const float* x, int64_t first, int64_t count, const Mutable
         F half[2] = {Simd::zero(), Simd::zero()};  // sums of small whole numbers: exact in any order
         for (int j = 0; j < kBlock; j += N) {
             const F rounded = Simd::round(Simd::load(block + j) * inverse);
-            Simd::store_int8(out.q + b * kBlock + j, rounded);
+            Simd::store_int8(step.q + out.lane * kBlock + j, rounded);
             half[j / 16] = half[j / 16] + rounded;
         }
         const float low = Simd::reduce_add(half[0]), sum = low + Simd::reduce_add(half[1]);
         const bool finite = sum == sum;  // a NaN or infinite input must spoil the products, not vanish in a comparison
-        out.scale[b] = finite ? amax / 127.0f : sum;
-        out.sum[b] = out.scale[b] * sum;
-        out.negated[b] = finite ? -static_cast<int32_t>(sum) : 0;
-        out.negated_first[b] = finite ? -static_cast<int32_t>(low) : 0;
+        const float scale = finite ? amax / 127.0f : sum;
+        step.scale[out.lane] = scale;
+        step.sum[out.lane] = scale * sum;
+        step.negated8[out.lane] = finite ? -8 * static_cast<int32_t>(sum) : 0;
+        step.negated8_first[out.lane] = finite ? -8 * static_cast<int32_t>(low) : 0;
     }
 }
 
@@ -265,7 +266,7 @@ struct AsBF16 {
 };
 
 template <typename W, int T>
-static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
+static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
     constexpr int V = kTileRows / N;
     F sum[T][V];
     ROOFTREE_UNROLL
@@ -286,12 +287,12 @@ static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++)
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) Simd::store(out + t * kTileRows + j * N, sum[t][j]);
+        for (int j = 0; j < V; j++) put(out, first + t, j * N, sum[t][j]);
 }
 
 // Each step of 128 inputs is summed on its own and then scaled: the scale may change from step to step.
 template <int T>
-static inline void fp8_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, float* out) {
+static inline void fp8_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
     constexpr int V = kTileRows / N;
     F total[T][V];
     ROOFTREE_UNROLL
@@ -327,25 +328,25 @@ static inline void fp8_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, 
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++)
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) Simd::store(out + t * kTileRows + j * N, total[t][j]);
+        for (int j = 0; j < V; j++) put(out, first + t, j * N, total[t][j]);
 }
 
-static void fp8_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+static void fp8_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
     int t = 0;
-    for (; t + 3 <= m; t += 3) fp8_tokens<3>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t < m; t++) fp8_tokens<1>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 3 <= m; t += 3) fp8_tokens<3>(tile, k, x + t * stride, stride, out, t);
+    for (; t < m; t++) fp8_tokens<1>(tile, k, x + t * stride, stride, out, t);
 }
 
 template <typename W>
-static void float_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+static void float_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
     int t = 0;
-    for (; t + 6 <= m; t += 6) float_tokens<W, 6>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t + 4 <= m; t += 4) float_tokens<W, 4>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    for (; t + 2 <= m; t += 2) float_tokens<W, 2>(tile, k, x + t * stride, stride, out + t * kTileRows);
-    if (t < m) float_tokens<W, 1>(tile, k, x + t * stride, stride, out + t * kTileRows);
+    for (; t + 6 <= m; t += 6) float_tokens<W, 6>(tile, k, x + t * stride, stride, out, t);
+    for (; t + 4 <= m; t += 4) float_tokens<W, 4>(tile, k, x + t * stride, stride, out, t);
+    for (; t + 2 <= m; t += 2) float_tokens<W, 2>(tile, k, x + t * stride, stride, out, t);
+    if (t < m) float_tokens<W, 1>(tile, k, x + t * stride, stride, out, t);
 }
 
-static void tile_product(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, float* out) {
+static void tile_product(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
     switch (format) {
         case Format::F32: return float_tile<AsF32>(tile, k, x, stride, m, out);
         case Format::F16: return float_tile<AsF16>(tile, k, x, stride, m, out);

@@ -11,8 +11,10 @@
 namespace rooftree {
 
 namespace {
-// Tokens that one pass over a weight tile serves: their results fit the first-level cache.
-constexpr int kTokenBlock = 64;
+// Tokens that go through a run of weight tiles together: few, so that their inputs stay in the first-level cache, and
+// all that a kernel's registers hold: a panel of quantised rows, or four times six float rows.
+constexpr int kTokenBlock = 24;
+constexpr int token_block(Format f) { return is_quantised(f) ? kPanelRows : kTokenBlock; }
 }  // namespace
 
 // A stretch of attention work: query tokens [begin, end) of a request, one KV head, partitions [first, end).
@@ -88,7 +90,7 @@ struct Program::RmsNorm final : Op {
         float* y = out_float >= 0 ? p.floats(out_float, i) : thread.products.data();
         p.kernels_.rms_norm(p.floats(in, i), weight.data(), eps, n, y);
         if (out_quantised < 0) return;
-        p.kernels_.quantise(y, 0, n / kBlock, {p.row(out_quantised, i), n});
+        p.kernels_.quantise(y, 0, n / kBlock, p.quantised_row(out_quantised, i));
     }
 };
 
@@ -98,13 +100,16 @@ struct Program::Quantise final : Op {
     Quantise(int i, int64_t k_, int o) : in(i), out(o), k(k_) {}
     int64_t pieces(const Program& p) const override { return p.rows(in); }
     void work(Program& p, int64_t i, Thread&) const override {
-        p.kernels_.quantise(p.floats(in, i), 0, k / kBlock, {p.row(out, i), k});
+        p.kernels_.quantise(p.floats(in, i), 0, k / kBlock, p.quantised_row(out, i));
     }
 };
 
-// Weight tiles are handed out in runs: long enough to stream well, short enough to share evenly.
-static int64_t tiles_per_piece(int64_t tiles, int threads) {
-    return std::clamp<int64_t>(tiles / (threads * 6) / 2 * 2, 2, 32);
+// Weight tiles are handed out in runs: long enough to stream well, short enough to share evenly and to stay in the
+// second-level cache while blocks of tokens come by.
+static int64_t tiles_per_piece(int64_t tiles, size_t tile_bytes, int threads) {
+    constexpr size_t kRunBytes = size_t{384} << 10;
+    const int64_t most = std::clamp<int64_t>(kRunBytes / tile_bytes / 2 * 2, 2, 32);
+    return std::clamp<int64_t>(tiles / (threads * 6) / 2 * 2, 2, most);
 }
 
 struct Program::Linear final : Op {
@@ -114,13 +119,15 @@ struct Program::Linear final : Op {
     std::vector<Vector> biases;
     std::vector<int64_t> first_tile, first_column;  // of each matrix, and the ends
     int64_t run;
+    int block = kPanelRows;
     Linear(int i, std::vector<Matrix> m, std::vector<Vector> b, int o, int64_t column, bool a, int threads)
         : in(i), out(o), accumulate(a), matrices(std::move(m)), biases(std::move(b)), first_tile{0}, first_column{column} {
         for (const Matrix& matrix : matrices) {
             first_tile.push_back(first_tile.back() + matrix->tiles());
             first_column.push_back(first_column.back() + matrix->n);
         }
-        run = tiles_per_piece(first_tile.back(), threads);
+        run = tiles_per_piece(first_tile.back(), tile_bytes(matrices[0]->format, matrices[0]->k), threads);
+        for (const Matrix& matrix : matrices) block = std::max(block, token_block(matrix->format));
     }
     int64_t pieces(const Program& p) const override {
         return p.rows(in) == 0 ? 0 : (first_tile.back() + run - 1) / run;
@@ -128,8 +135,8 @@ struct Program::Linear final : Op {
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(in);
         const int64_t end = std::min(first_tile.back(), (piece + 1) * run);
-        for (int token = 0; token < rows; token += kTokenBlock) {
-            const int m = std::min(kTokenBlock, rows - token);
+        for (int token = 0; token < rows; token += block) {
+            const int m = std::min(block, rows - token);
             for (int64_t tile = piece * run; tile < end; tile++) tile_work(p, tile, token, m, thread.products.data());
         }
     }
@@ -139,17 +146,19 @@ struct Program::Linear final : Op {
         const PackedMatrix& w = *matrices[which];
         const int64_t column = (tile - first_tile[which]) * kTileRows;
         const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - column));
-        const size_t stride = p.values_[in].row_bytes;
-        p.kernels_.tile_product(w.format, w.tile(tile - first_tile[which]), w.k, p.row(in, token), stride, m, products);
-        const float* bias = biases[which].empty() ? nullptr : biases[which].data() + column;
-        for (int t = 0; t < m; t++) {
-            float* y = p.floats(out, token + t) + first_column[which] + column;
-            const float* product = products + t * kTileRows;
+        const Vector& bias = biases[which];
+        float* y = p.floats(out, token) + first_column[which] + column;
+        const size_t stride = p.values_[out].row_bytes / sizeof(float);
+        const auto product = [&](const TileOutput& output) {
+            p.kernels_.tile_product(w.format, w.tile(tile - first_tile[which]), w.k, p.row(in, token), p.values_[in].row_bytes, m, output);
+        };
+        if (valid == kTileRows) return product({y, stride, bias.empty() ? nullptr : bias.data() + column, accumulate});
+        product({products, kTileRows, nullptr, false});  // the matrix ends within the tile
+        for (int t = 0; t < m; t++, y += stride)
             for (int r = 0; r < valid; r++) {
-                const float value = bias ? product[r] + bias[r] : product[r];
+                const float value = products[t * kTileRows + r] + (bias.empty() ? 0.0f : bias[column + r]);
                 y[r] = accumulate ? y[r] + value : value;
             }
-        }
     }
 };
 
@@ -159,43 +168,43 @@ struct Program::Gated final : Op {
     Matrix gate, up;
     Vector gate_bias, up_bias;
     int64_t pairs, run;
+    int block;
     Gated(int gi, int ui, Matrix g, Matrix u, Vector gb, Vector ub, int f, int q, int threads)
         : gate_in(gi), up_in(ui), out_float(f), out_quantised(q), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
         pairs = (gate->tiles() + 1) / 2;
-        run = std::max<int64_t>(1, tiles_per_piece(2 * pairs, threads) / 2);
+        for (Vector* bias : {&gate_bias, &up_bias})  // kernels read whole tiles
+            if (!bias->empty()) bias->resize(gate->tiles() * kTileRows);
+        run = std::max<int64_t>(1, tiles_per_piece(2 * pairs, 2 * tile_bytes(gate->format, gate->k), threads) / 2);
+        block = std::max(token_block(gate->format), token_block(up->format));
     }
     int64_t pieces(const Program& p) const override { return p.rows(gate_in) == 0 ? 0 : (pairs + run - 1) / run; }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(gate_in);
         const int64_t end = std::min(pairs, (piece + 1) * run);
-        for (int token = 0; token < rows; token += kTokenBlock) {
-            const int m = std::min(kTokenBlock, rows - token);
+        for (int token = 0; token < rows; token += block) {
+            const int m = std::min(block, rows - token);
             for (int64_t pair = piece * run; pair < end; pair++) pair_work(p, pair, token, m, thread.products.data());
         }
     }
+    // A tile's columns of `out`, rows of 32.
     void product(const Program& p, int in, const PackedMatrix& w, const Vector& bias, int64_t tile, int token, int m, float* out) const {
-        p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, out);
-        if (bias.empty()) return;
-        const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - tile * kTileRows));
-        for (int t = 0; t < m; t++)
-            for (int r = 0; r < valid; r++) out[t * kTileRows + r] += bias[tile * kTileRows + r];
+        const float* padded = bias.empty() ? nullptr : bias.data() + tile * kTileRows;
+        p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, {out, kBlock, padded, false});
     }
     void pair_work(Program& p, int64_t pair, int token, int m, float* products) const {
-        constexpr int kPart = kTokenBlock * kTileRows;
-        const int tiles = static_cast<int>(std::min<int64_t>(2, gate->tiles() - 2 * pair));
-        for (int i = 0; i < tiles; i++) {
-            product(p, gate_in, *gate, gate_bias, 2 * pair + i, token, m, products + 2 * i * kPart);
-            product(p, up_in, *up, up_bias, 2 * pair + i, token, m, products + (2 * i + 1) * kPart);
-        }
+        float* ups = products + kTokenBlock * kBlock;
         const int64_t column = pair * kBlock;
         const int64_t valid = std::min<int64_t>(kBlock, gate->n - column);
+        for (int64_t tile = 2 * pair; tile < std::min(2 * pair + 2, gate->tiles()); tile++) {
+            const int64_t half = (tile - 2 * pair) * kTileRows;
+            product(p, gate_in, *gate, gate_bias, tile, token, m, products + half);
+            product(p, up_in, *up, up_bias, tile, token, m, ups + half);
+        }
         for (int t = 0; t < m; t++) {
             float block[kBlock];
-            for (int i = 0; i < tiles; i++)
-                p.kernels_.silu_mul(products + 2 * i * kPart + t * kTileRows, products + (2 * i + 1) * kPart + t * kTileRows,
-                                    kTileRows, block + i * kTileRows);
+            p.kernels_.silu_mul(products + t * kBlock, ups + t * kBlock, valid, block);
             if (out_float >= 0) std::memcpy(p.floats(out_float, token + t) + column, block, valid * sizeof(float));
-            if (out_quantised >= 0) p.kernels_.quantise(block, pair, 1, {p.row(out_quantised, token + t), gate->n});
+            if (out_quantised >= 0) p.kernels_.quantise(block, pair, 1, p.quantised_row(out_quantised, token + t));
         }
     }
 };
@@ -447,13 +456,18 @@ void Program::finish(size_t arena_bytes) {
     arena_ = std::make_unique<Buffer>(arena_bytes);
     progress_ = std::make_unique<Progress[]>(ops_.size());
     for (auto& thread : threads_) {
-        thread->products.resize(std::max<size_t>(thread->products.size(), 4 * kTokenBlock * kTileRows));
+        thread->products.resize(std::max<size_t>(thread->products.size(), 2 * kTokenBlock * kBlock));
         thread->attention.resize(attention_scratch_floats(head_dim_));
         thread->state.resize(static_cast<size_t>(kMaxAttentionRows) * (2 * head_dim_ + 2));
     }
 }
 
 // ---- replay ---------------------------------------------------------------------------------------------------
+
+QuantisedRow Program::quantised_row(int value, int64_t i) const {
+    const Panel panel = panel_of(static_cast<int>(i), rows(value));
+    return {row(value, panel.first_row), panel.width, static_cast<int>(i) - panel.first_row};
+}
 
 int Program::rows(int value) const { return values_[value].per_sample ? step_->num_samples : step_->num_tokens; }
 

@@ -91,6 +91,7 @@ class Program {
     struct Thread;
 
     uint8_t* row(int value, int64_t i) const { return arena_->data() + values_[value].offset + i * values_[value].row_bytes; }
+    QuantisedRow quantised_row(int value, int64_t i) const;
     float* floats(int value, int64_t i) const { return reinterpret_cast<float*>(row(value, i)); }
     int rows(int value) const;
     void check_value(int value, size_t row_bytes) const;

@@ -43,8 +43,10 @@ def edited(table: Floats, request: ScheduledRequest) -> Floats:
 
 
 def tokens_within_rounding(table: Floats, request: ScheduledRequest) -> set[int]:
-    """Tokens that the reference chooses if its random number, top-p or min-p move by a rounding error."""
+    """Tokens that the reference chooses if its logits, random number, top-p or min-p move by a rounding error."""
     x, params = edited(table, request), request.params
+    if params.temperature == 0:
+        return set(np.flatnonzero(x >= x.max() - 1e-5).tolist())
     u = philox_uniform(request.seed, len(request.token_ids) - request.num_prompt_tokens)
     filtered = 0 < params.top_k < len(x) or params.top_p < 1 or params.min_p > 0
     tokens = set()
