@@ -1,9 +1,9 @@
 """The product of packed weights with many rows of activations: int8 operations per second beside the limit.
 
 The native kernels run a chain of products of one shape, as they run in a step: activations are quantised
-once, and every matrix adds to the same output. The time of a product is that by which a chain twice as long takes
-longer: what fills and rounds the inputs and samples at the end is not in it. What a register-only loop reaches
-comes from ``limits``.
+once, and every matrix adds to the same output. The time of a product is that by which a chain twice as long
+takes longer: what fills and rounds the inputs and samples at the end is not in it. What a register-only loop
+reaches comes from ``limits``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def measure(dtype: DType, shape: str, args: argparse.Namespace, peak: float) -> 
     operations = 2e-9 * count * n * k * args.rows
     pairs = [(chain.seconds(), longer.seconds()) for _ in range(args.repeats + 1)][1:]
     seconds, best = (f(pair[1] for pair in pairs) - f(pair[0] for pair in pairs) for f in (median, min))
-    return Product(dtype, shape, args.rows, operations / seconds, operations / best, operations / seconds / peak)
+    return Product(
+        dtype, shape, args.rows, operations / seconds, operations / best, operations / seconds / peak
+    )
 
 
 def show(products: list[Product], peak: float) -> None:

@@ -43,7 +43,7 @@ def edited(table: Floats, request: ScheduledRequest) -> Floats:
 
 
 def tokens_within_rounding(table: Floats, request: ScheduledRequest) -> set[int]:
-    """Tokens that the reference chooses if its logits, random number, top-p or min-p move by a rounding error."""
+    """Tokens that the reference chooses if logits, random number, top-p or min-p move by a rounding error."""
     x, params = edited(table, request), request.params
     if params.temperature == 0:
         return set(np.flatnonzero(x >= x.max() - 1e-5).tolist())
