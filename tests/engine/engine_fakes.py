@@ -115,8 +115,9 @@ def make_core(
     num_blocks: int = 64,
     max_model_len: int = 512,
     script: Script = hashed,
+    **parts: Any,
 ) -> EngineCore:
-    """An engine over a ``FakeExecutor``."""
+    """An engine over a ``FakeExecutor``; ``parts``: further arguments of ``EngineCore``."""
     config = config or EngineConfig()
     executor = FakeExecutor(script, config.block_size)
     executor.allocate_kv_cache(num_blocks)
@@ -133,7 +134,7 @@ def make_core(
         policy=config.scheduling_policy,
     )
     clock = iter(range(10**9))
-    return EngineCore(config, executor, Scheduler(limits, kv_cache, lambda: float(next(clock))))
+    return EngineCore(config, executor, Scheduler(limits, kv_cache, lambda: float(next(clock))), **parts)
 
 
 def core_request(request_id: str, prompt: list[int], max_tokens: int, **params: object) -> EngineCoreRequest:

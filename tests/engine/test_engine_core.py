@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from engine_fakes import core_request, foretell, joined, make_core, run_core
 from hypothesis import given, settings
@@ -132,19 +133,22 @@ def test_an_idle_step_tells_the_state_and_beats():
     assert second.stats == SchedulerStats(num_free_blocks=64, num_total_blocks=64)
 
 
-def test_the_record_of_a_step_counts_tokens_and_contexts():
+def test_the_record_of_a_step_keeps_contexts_apart():
     core = make_core(EngineConfig(max_num_seqs=4, max_num_batched_tokens=8))
     core.add_request(core_request("a", list(range(1, 7)), 4))
     core.add_request(core_request("b", list(range(1, 11)), 4))
     core.step()
     core.step()
     record = core.last_step
-    assert (record.num_requests, record.num_tokens) == (2, 8)
-    assert record.num_context_tokens == 7 + 9
+    assert (record.num_requests, record.num_tokens, record.num_prefill_tokens) == (2, 8, 7)
+    assert record.num_outputs == 1  # the other prompt has one token to go
+    assert record.windows == (None,)
+    assert record.decode_context == (7,)
+    assert (record.prefill_pairs, record.prefill_reads) == ((sum(range(3, 10)),), (9,))
     assert record.seconds > 0
-    stats = core.stats()
-    assert (stats.num_steps, stats.num_step_tokens) == (2, 16)
-    assert stats.step_seconds >= record.seconds
+    totals = core.stats().steps
+    assert (totals.num_steps, totals.num_tokens, totals.num_requests) == (2, 16, 4)
+    assert totals.seconds >= record.seconds
 
 
 def test_a_leak_is_counted_when_the_engine_comes_to_rest():
@@ -165,8 +169,9 @@ def test_counters_never_fall_and_blocks_always_add_up():
     before = core.stats()
     while core.has_unfinished_requests:
         now = core.step().stats
-        for counter in ("num_steps", "num_step_tokens", "num_preemptions", "prefix_cache_queries"):
+        for counter in ("num_preemptions", "prefix_cache_queries"):
             assert getattr(now, counter) >= getattr(before, counter)
+        assert min(msgspec.structs.astuple(now.steps.since(before.steps))) >= 0
         assert free_blocks(now) + now.num_owned_blocks == now.num_total_blocks
         before = now
     assert before.prefix_cache_queries == 8 * 20

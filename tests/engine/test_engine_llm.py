@@ -206,7 +206,7 @@ def test_one_refusal_refuses_the_whole_call_before_anything_runs():
         llm.generate([[1], [2]], [greedy()])
     with pytest.raises(RequestError, match="priority"):
         llm.generate([[1]], greedy(), priority=1)
-    assert llm.core.stats().num_steps == 0
+    assert llm.core.stats().steps.num_steps == 0
     assert_at_rest(llm)
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rooftree.errors import ConfigError, ModelError
 from rooftree.planner.calibration.cases import build_case, build_cases
 from rooftree.planner.calibration.fit import fit
-from rooftree.planner.calibration.own import calibrate_steps, read_steps, store
+from rooftree.planner.calibration.own import MOST_STEPS, LoggedStep, calibrate_steps, read_steps, store
 from rooftree.planner.calibration.points import COLUMNS, parse_points, read_points
 from rooftree.planner.calibration.report import validation_json
 from rooftree.planner.calibration.ship import constants_document
@@ -20,7 +25,7 @@ from rooftree.planner.calibration.vector import INDEX, NAMES, SPREAD, START, Vec
 from rooftree.planner.constants import choose_constants, load_constants
 from rooftree.planner.devices import measured_device
 from rooftree.planner.models import published_model, published_names
-from rooftree.roofline.batch import RequestTokens, batch_of
+from rooftree.roofline.batch import Batch, RequestTokens, Span, Window, batch_of
 from rooftree.roofline.costs import model_costs
 from rooftree.roofline.efficiency import Efficiency
 from rooftree.roofline.time import step_time
@@ -213,26 +218,36 @@ def test_rows_of_unknown_models_and_devices_are_reported_not_raised() -> None:
     assert "nobody-7b" in unusable[1].reason
 
 
+def logged(batch: Batch, windows: Sequence[Window], seconds: float) -> bytes:
+    """A line of a step log."""
+    values = {
+        "num_requests": batch.sequences,
+        "num_tokens": batch.tokens,
+        "num_outputs": batch.outputs,
+        "windows": [window.size for window in windows],
+        "decode_context": [span.decode for span in batch.spans],
+        "prefill_pairs": [span.prefill_pairs for span in batch.spans],
+        "prefill_reads": [span.prefill_reads for span in batch.spans],
+        "seconds": seconds,
+        "bound": "bandwidth",
+    }
+    return json.dumps(values).encode() + b"\n"
+
+
 def test_a_step_log_gives_constants(tmp_path: Path) -> None:
     """Steps of a made-up server: the fitted constants predict steps that were left out."""
     costs = model_costs(published_model("Llama-3.1-8B").architecture)
     device = measured_device("H100 SXM")
     truth = Efficiency(0.7, 0.6, 0.5, 0.4, layer_seconds=2e-5, step_seconds=2e-3, request_seconds=2e-5)
-    records = []
-    for batch in (1, 2, 4, 8, 16, 32):
+    lines = []
+    for count in (1, 2, 4, 8, 16, 32):
         for context in (16, 256, 1024, 4096):
-            items = [RequestTokens(1, context, count=batch)]
-            seconds = step_time(step_work(costs, batch_of(items, costs.windows)), device, truth).seconds
-            records.append(
-                {
-                    "num_requests": batch,
-                    "num_tokens": batch,
-                    "num_context_tokens": batch * (context + 1),
-                    "seconds": seconds,
-                }
-            )
+            items = [RequestTokens(1, context, count=count), RequestTokens(64 * count, context // 16)]
+            batch = batch_of(items[: 1 + context % 3], costs.windows)
+            seconds = step_time(step_work(costs, batch), device, truth).seconds
+            lines.append(logged(batch, costs.windows, seconds))
     file = tmp_path / "steps.json"
-    file.write_text(json.dumps(records))
+    file.write_bytes(b"".join(lines))
     entry = calibrate_steps(file, "Llama-3.1-8B", "H100 SXM", None, "rooftree", None, "bf16", 1)
     assert entry["errors"]["step"]["median"] < 0.05
     own = tmp_path / "constants.json"
@@ -245,19 +260,58 @@ def test_a_step_log_gives_constants(tmp_path: Path) -> None:
     assert choose_constants(known, device, None, "bf16").stack == ""
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000), st.integers(0, 1)), min_size=1),
+    st.lists(st.sampled_from([None, 7, 128, 4096]), min_size=1, unique=True),
+)
+def test_a_logged_step_is_read_back_exactly(requests: list[Any], sizes: list[int | None]) -> None:
+    """Any mixture of prompts and decodes, under any windows, whatever order the reader has them in."""
+    windows = [Window(size) for size in sizes]
+    batch = batch_of([RequestTokens(new, start, outputs=out) for new, start, out in requests], windows)
+    step = msgspec.json.decode(logged(batch, windows, 0.5), type=LoggedStep)
+    assert step.batch(windows) == batch
+    assert step.batch(windows[::-1]).spans == batch.spans[::-1]
+    with pytest.raises(ConfigError, match="has a window of 33"):
+        step.batch([Window(33)])
+
+
+LINE = logged(Batch(2, 1, 1, (Span(0, 3, 2),)), [Window()], 0.25)
+
+
+def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "steps"
+    file.write_bytes(30 * LINE + LINE[:20])
+    assert len(read_steps(file)) == 30
+    file.write_bytes((30 * LINE).rstrip())
+    assert len(read_steps(file)) == 30
+
+
+def test_of_a_long_log_few_steps_are_taken_over_its_whole_length(tmp_path: Path) -> None:
+    file = tmp_path / "steps"
+    file.write_bytes(2000 * LINE + 2000 * LINE.replace(b"0.25", b"0.5"))
+    steps = read_steps(file)
+    assert len(steps) == MOST_STEPS
+    assert sum(step.seconds for step in steps) == MOST_STEPS * 0.375
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "at least 20"),
-        ("{", "line 1"),
-        ('[{"num_tokens": 1}]', "step 0: needs"),
-        ('[{"num_requests":1,"num_tokens":1,"num_context_tokens":-1,"seconds":1}]', "numbers from 0"),
-        ('[{"num_requests":1,"num_tokens":1,"num_context_tokens":1,"seconds":0}]', "above 0"),
+        (b"", "at least 20"),
+        (19 * LINE, "19 steps; at least 20"),
+        (b"{\n", "line 1"),
+        (LINE + b"[]\n", "line 2"),
+        (b'{"num_tokens": 1}\n', "missing required field `num_requests`"),
+        (LINE.replace(b"[3]", b"[-3]"), r">= 0.*prefill_pairs"),
+        (LINE.replace(b"0.25", b"0"), r"> 0.*seconds"),
+        (LINE.replace(b"[3]", b"[3, 4]"), "a number for each of windows"),
+        (LINE.replace(b"0.25", b"NaN"), "line 1"),
+        (b"\xff\n", "line 1"),
     ],
 )
-def test_a_bad_step_log_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_step_log_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     file = tmp_path / "steps.json"
-    file.write_text(text)
+    file.write_bytes(text)
     with pytest.raises(ConfigError, match=message):
         read_steps(file)
 

@@ -333,3 +333,51 @@ def test_contradicting_limits_are_refused(limits: dict[str, int], message: str) 
     SchedulerConfig(**good)
     with pytest.raises(ConfigError, match=message):
         SchedulerConfig(**(good | limits))
+
+
+def shortage(rig: Rig) -> str | None:
+    """What the next step lacks; the step is then run."""
+    planned = rig.scheduler.schedule()
+    assert planned is not None
+    rig.scheduler.update_from_output(planned, rig.model.execute(planned))
+    return planned.shortage
+
+
+def test_a_step_says_what_kept_a_request_waiting() -> None:
+    seats = Rig(max_num_seqs=1)
+    seats.add("a", 4, max_tokens=2)
+    assert shortage(seats) is None
+    seats.add("b", 4)
+    assert shortage(seats) == "seats"
+    tokens = Rig(max_num_seqs=4, max_num_batched_tokens=8)
+    tokens.add("a", 8)
+    tokens.add("b", 8)
+    assert shortage(tokens) == "tokens"
+    assert shortage(tokens) is None
+    blocks = Rig(num_blocks=4, block_size=4)
+    blocks.add("a", 12, max_tokens=2)
+    blocks.add("b", 12, max_tokens=2)
+    assert shortage(blocks) == "blocks"
+
+
+def test_a_prompt_without_a_token_of_the_budget_lacks_tokens() -> None:
+    rig = Rig(max_num_seqs=4, max_num_batched_tokens=4)
+    rig.add("a", 3, max_tokens=9)
+    rig.add("b", 8, max_tokens=9)
+    rig.add("c", 1, max_tokens=9)
+    assert [shortage(rig) for _ in range(3)] == ["tokens", "tokens", "tokens"]
+    assert shortage(rig) is None
+
+
+def test_a_step_for_which_a_request_gave_way_lacks_blocks() -> None:
+    rig = Rig(num_blocks=4, block_size=4, watermark=0.0)
+    rig.add("a", 7, max_tokens=8)
+    rig.add("b", 7, max_tokens=8)
+    before, seen = 0, []
+    while rig.scheduler.has_unfinished:
+        lacked = shortage(rig)
+        preemptions = rig.scheduler.stats().num_preemptions
+        seen.append((preemptions > before, lacked))
+        before = preemptions
+    assert (True, "blocks") in seen
+    assert (True, None) not in seen

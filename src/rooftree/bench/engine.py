@@ -77,7 +77,7 @@ def measure(core: EngineCore, work: Workload, repeat: int) -> EngineResult:
 
 def _all_decode(step: StepRecord, work: Workload) -> bool:
     return step.num_requests == step.num_tokens == work.batch and (
-        work.prompt_tokens > 1 or step.num_context_tokens > work.batch
+        work.prompt_tokens > 1 or step.decode_context[0] > work.batch
     )
 
 

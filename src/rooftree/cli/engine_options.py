@@ -129,6 +129,12 @@ SERVER_OPTIONS = (
         show_default=True,
         help="Who goes first: by arrival, or by the request's 'priority'.",
     ),
+    click.option(
+        "--step-log",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Write a line of JSON for every step of the engine, for 'rooftree plan calibrate --steps FILE'.",
+    ),
 )
 
 
@@ -139,7 +145,7 @@ def engine_options(
 
     Args:
         sharing: with those about requests side by side, which a benchmark decides itself.
-        server: with those about requests that wait.
+        server: with those about requests that wait, and about long runs.
     """
     options = (*OPTIONS, *(SHARING_OPTIONS if sharing else ()), *(SERVER_OPTIONS if server else ()))
 

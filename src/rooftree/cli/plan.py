@@ -251,8 +251,7 @@ def _shipped_besides(ids: set[str]) -> list[Any]:
 @click.option(
     "--steps",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Step log (JSON) of a Rooftree "
-    "server: a list of {num_requests, num_tokens, num_context_tokens, seconds}.",
+    help="Step log of a Rooftree server, as 'rooftree serve --step-log FILE' writes it.",
 )
 @click.option(
     "--points",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from rooftree.engine.executors.base import Executor
 from rooftree.engine.host_memory import available_bytes
 from rooftree.engine.memory import Footprint, MemoryPlan, check_weights, plan_memory, wanted_model_len
 from rooftree.engine.messages import EngineReady
+from rooftree.engine.step_log import StepLog
 from rooftree.errors import ConfigError, ModelError
 from rooftree.kvcache.manager import KVCacheManager
 from rooftree.sampling.params import SamplingParams
@@ -73,24 +75,17 @@ def build_engine_core(
     """
     check_config(config)
     phases = _Phases(progress)
-    with phases.time("open"):
-        if checkpoint is None:
-            from rooftree.checkpoint.open import open_checkpoint
-
-            checkpoint = open_checkpoint(config.model)
-        if config.quantization is not None:
-            checkpoint = _quantized(config, checkpoint, config.quantization)
-    check_weights(checkpoint.path, checkpoint.weight_bytes, available_bytes())
-    model_max_len = checkpoint.spec.max_position_embeddings
-    with phases.time("weights"):
-        try:
-            executor = make_executor(config, checkpoint, wanted_model_len(config, model_max_len))
-        except MemoryError:
-            raise ConfigError(
-                f"the system refused the memory for the weights or for steps of --max-num-batched-tokens "
-                f"{config.max_num_batched_tokens} and --max-num-seqs {config.max_num_seqs}; lower them"
-            ) from None
-    try:
+    with ExitStack() as undo:
+        step_log = None if config.step_log is None else StepLog(Path(config.step_log))
+        if step_log is not None:
+            undo.callback(step_log.close)
+        with phases.time("open"):
+            checkpoint = _open(config, checkpoint)
+        check_weights(checkpoint.path, checkpoint.weight_bytes, available_bytes())
+        model_max_len = checkpoint.spec.max_position_embeddings
+        with phases.time("weights"):
+            executor = _packed(make_executor, config, checkpoint, wanted_model_len(config, model_max_len))
+        undo.callback(executor.close)
         with phases.time("kv_cache"):
             footprint = Footprint(
                 executor.weight_bytes, executor.activation_bytes, executor.kv_bytes_per_block
@@ -100,9 +95,7 @@ def build_engine_core(
             executor.allocate_kv_cache(plan.num_blocks)
         with phases.time("warm_up"):
             _warm_up(executor, checkpoint)
-    except BaseException:
-        executor.close()
-        raise
+        undo.pop_all()
     ready = EngineReady(
         plan.num_blocks,
         config.block_size,
@@ -111,7 +104,27 @@ def build_engine_core(
         plan.rows,
         [*checkpoint.notices, *plan.notices],
     )
-    return EngineCore(config, executor, scheduler), ready
+    return EngineCore(config, executor, scheduler, step_log=step_log), ready
+
+
+def _open(config: EngineConfig, checkpoint: Checkpoint | None) -> Checkpoint:
+    if checkpoint is None:
+        from rooftree.checkpoint.open import open_checkpoint
+
+        checkpoint = open_checkpoint(config.model)
+    return checkpoint if config.quantization is None else _quantized(config, checkpoint, config.quantization)
+
+
+def _packed(
+    make_executor: MakeExecutor, config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
+) -> Executor:
+    try:
+        return make_executor(config, checkpoint, max_model_len)
+    except MemoryError:
+        raise ConfigError(
+            f"the system refused the memory for the weights or for steps of --max-num-batched-tokens "
+            f"{config.max_num_batched_tokens} and --max-num-seqs {config.max_num_seqs}; lower them"
+        ) from None
 
 
 def _quantized(config: EngineConfig, checkpoint: Checkpoint, scheme: Quantization) -> Checkpoint:

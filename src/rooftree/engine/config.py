@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_watermark: share of all blocks kept free when a new request is admitted.
         threads: worker threads; None: physical cores this process may use.
         isa: kernels to use; None: the best that this processor has and this build contains.
+        step_log: file for a record of every step (``rooftree.engine.step_log``); None: none is kept.
     """
 
     model: str = "smollm2"
@@ -48,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     isa: str | None = None
     executor: Literal["cpu", "reference"] = "cpu"
+    step_log: str | None = None
 
 
 MAX_THREADS = 1024

@@ -16,6 +16,8 @@ from rooftree.engine.messages import (
     TopLogprobs,
 )
 from rooftree.engine.stats import StepRecord
+from rooftree.engine.step_log import StepLog
+from rooftree.engine.telemetry import Telemetry
 from rooftree.errors import RequestError
 from rooftree.scheduler.output import SchedulerOutput
 from rooftree.scheduler.request import Request
@@ -30,6 +32,8 @@ class EngineCore:
 
     Args:
         clock: monotonic seconds, for the record of each step.
+        telemetry: holds each step against the cost model; None: without one.
+        step_log: takes the record of each step; closed with the engine.
 
     Attributes:
         last_step: record of the last step that computed something.
@@ -41,6 +45,8 @@ class EngineCore:
         executor: Executor,
         scheduler: Scheduler,
         clock: Callable[[], float] = perf_counter,
+        telemetry: Telemetry | None = None,
+        step_log: StepLog | None = None,
     ) -> None:
         self.config = config
         self.executor = executor
@@ -48,10 +54,9 @@ class EngineCore:
         self.last_step: StepRecord | None = None
         self._clock = clock
         self._refused: list[EngineCoreOutput] = []
+        self._telemetry = telemetry or Telemetry()
+        self._step_log = step_log
         self._heartbeat = 0
-        self._num_steps = 0
-        self._num_step_tokens = 0
-        self._step_seconds = 0.0
         self._audited = True
         self._conservation_failures = 0
 
@@ -100,26 +105,30 @@ class EngineCore:
         outputs, self._refused = self._refused, []
         planned = self.scheduler.schedule()
         if planned is None:
-            self._audit()
+            self._rest()
         else:
             result = self.executor.execute(planned)
             for update in self.scheduler.update_from_output(planned, result):
                 outputs.append(_output(update))
-            self._record(planned, self._clock() - start)
+            self._record(planned, start)
         return EngineCoreOutputs(outputs, self.stats(), self._heartbeat)
 
-    def _record(self, planned: SchedulerOutput, seconds: float) -> None:
+    def _record(self, planned: SchedulerOutput, start: float) -> None:
         self._audited = False
-        self._num_steps += 1
-        self._num_step_tokens += planned.total_num_scheduled_tokens
-        self._step_seconds += seconds
-        self.last_step = StepRecord(
-            len(planned.requests),
-            planned.total_num_scheduled_tokens,
-            sum([request.start + request.num_tokens for request in planned.requests]),
-            seconds,
+        self.last_step = self._telemetry.record(
+            planned,
+            start,
+            self._clock(),
             self.executor.last_native_seconds,
+            goes_on=self.scheduler.has_unfinished,
         )
+        if self._step_log is not None:
+            self._step_log.add(self.last_step)
+
+    def _rest(self) -> None:
+        """Nothing is left to do."""
+        self._telemetry.rest()
+        self._audit()
 
     def _audit(self) -> None:
         """Check the conservation of blocks, once each time that the engine comes to rest."""
@@ -144,15 +153,15 @@ class EngineCore:
             prefix_cache_hits=state.prefix_cache_hits,
             num_preemptions=state.num_preemptions,
             num_preempted_tokens=state.num_preempted_tokens,
-            num_steps=self._num_steps,
-            num_step_tokens=self._num_step_tokens,
-            step_seconds=self._step_seconds,
             conservation_failures=self._conservation_failures,
+            steps=self._telemetry.totals,
         )
 
     def close(self) -> None:
         """Give memory and threads back; idempotent."""
         self.executor.close()
+        if self._step_log is not None:
+            self._step_log.close()
 
 
 def _output(update: RequestUpdate) -> EngineCoreOutput:

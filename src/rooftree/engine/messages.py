@@ -73,6 +73,76 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     error: str | None = None
 
 
+class StepTotals(msgspec.Struct, array_like=True, omit_defaults=True):
+    """Sums over all steps since start; none ever falls. See ``rooftree.engine.telemetry``.
+
+    Attributes:
+        num_steps, num_requests, num_tokens, num_prefill_tokens, num_outputs: as in ``StepRecord``.
+        seconds, native_seconds, predicted_seconds, num_bytes, flop: as there.
+        bandwidth_seconds, arithmetic_seconds: what the steps' bytes and FLOP take at the machine's rates.
+        by_bandwidth, by_arithmetic, by_kv_capacity, by_queue, by_host: busy seconds that each limit bound;
+            they add up to ``busy_seconds``.
+    """
+
+    num_steps: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_outputs: int = 0
+    seconds: float = 0.0
+    native_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    num_bytes: float = 0.0
+    flop: float = 0.0
+    bandwidth_seconds: float = 0.0
+    arithmetic_seconds: float = 0.0
+    by_bandwidth: float = 0.0
+    by_arithmetic: float = 0.0
+    by_kv_capacity: float = 0.0
+    by_queue: float = 0.0
+    by_host: float = 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds with work at hand: those of the steps, and the gaps between steps that did not wait."""
+        return sum(self.by_limit().values())
+
+    @property
+    def batch_size(self) -> float:
+        """Requests of a step, on average."""
+        return self.num_requests / max(1, self.num_steps)
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """What the cost model gives a step, on average."""
+        return self.predicted_seconds / max(1, self.num_steps)
+
+    @property
+    def bandwidth_fraction(self) -> float:
+        """Share of the steps' time that the machine's bandwidth alone would have needed; 0 without steps."""
+        return self.bandwidth_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def arithmetic_fraction(self) -> float:
+        """Share of the steps' time that the machine's arithmetic alone would have needed."""
+        return self.arithmetic_seconds / self.seconds if self.seconds else 0.0
+
+    def by_limit(self) -> dict[str, float]:
+        """Busy seconds that each limit bound."""
+        return {
+            "bandwidth": self.by_bandwidth,
+            "arithmetic": self.by_arithmetic,
+            "kv_capacity": self.by_kv_capacity,
+            "queue": self.by_queue,
+            "host": self.by_host,
+        }
+
+    def since(self, earlier: StepTotals) -> StepTotals:
+        """What was added after ``earlier``."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(earlier), strict=True)
+        return StepTotals(*(now - before for now, before in pairs))
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """State after a step. Counters are totals since start and never fall.
 
@@ -90,10 +160,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_preempted_tokens: int = 0
-    num_steps: int = 0
-    num_step_tokens: int = 0
-    step_seconds: float = 0.0
     conservation_failures: int = 0
+    steps: StepTotals = msgspec.field(default_factory=StepTotals)
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):

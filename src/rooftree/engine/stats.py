@@ -9,7 +9,9 @@ an aborted request up to the abort, none that come after it or after a stop stri
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+import msgspec
 
 from rooftree.engine.messages import SchedulerStats
 from rooftree.scheduler.request import FinishReason
@@ -72,20 +74,47 @@ class StatLogger(Protocol):
         """Take note. An exception raised here is logged and ends nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step of the engine, for comparison with what the cost model said.
+Bound = Literal["bandwidth", "arithmetic", "kv_capacity", "queue", "host"]
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One step of the engine beside what the cost model says of it: a line of the step log.
+
+    Contexts are kept apart as the cost model needs them (``rooftree.roofline.batch.Span``): ``windows`` are
+    the model's attention windows in tokens (None: everything), and the three lists are parallel to it.
 
     Attributes:
+        at: when the step began, in seconds since 1970.
         num_requests: requests in the step.
         num_tokens: tokens computed.
-        num_context_tokens: sum over the requests of the tokens that the last computed one attends to.
+        num_prefill_tokens: those of requests that compute more than one.
+        num_outputs: requests that got a token.
+        decode_context: tokens attended to by the requests that compute one, that one included.
+        prefill_pairs, prefill_reads: of the other requests, pairs of a computed token and one that it attends
+            to, and tokens attended to, each counted once per request.
         seconds: the whole step, scheduling and bookkeeping included.
-        native_seconds: the part outside Python.
+        native_seconds: the part of it inside the kernels' one call.
+        predicted_seconds: by the cost model; 0 where there is none of this executor.
+        bytes, flop: moved and computed, by the cost model.
+        bandwidth_fraction, arithmetic_fraction: what the bytes and the FLOP take at the machine's rates, as
+            a share of ``seconds``.
+        bound: the limit that bound most of it (``rooftree.engine.telemetry``).
     """
 
+    at: float
     num_requests: int
     num_tokens: int
-    num_context_tokens: int
+    num_prefill_tokens: int
+    num_outputs: int
+    windows: tuple[int | None, ...]
+    decode_context: tuple[float, ...]
+    prefill_pairs: tuple[float, ...]
+    prefill_reads: tuple[float, ...]
     seconds: float
     native_seconds: float
+    predicted_seconds: float
+    bytes: float
+    flop: float
+    bandwidth_fraction: float
+    arithmetic_fraction: float
+    bound: Bound

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rooftree.sampling.params import SamplingParams
+
+Shortage = Literal["blocks", "seats", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,16 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """A step: requests in order, decodes first. ``num_scheduled_tokens`` maps request id to tokens."""
+    """A step: requests in order, decodes first. ``num_scheduled_tokens`` maps request id to tokens.
+
+    ``shortage``: why a request that has work got none of it, or gave way: KV blocks lack, ``max_num_seqs``
+    requests run, or ``max_num_batched_tokens`` tokens are given out. None: all have their part.
+    """
 
     requests: list[ScheduledRequest]
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
+    shortage: Shortage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rooftree.errors import RequestError
 from rooftree.kvcache.manager import KVCacheManager
 from rooftree.scheduler.admission import validate_capacity
 from rooftree.scheduler.config import SchedulerConfig
-from rooftree.scheduler.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from rooftree.scheduler.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput, Shortage
 from rooftree.scheduler.preemption import choose_victim
 from rooftree.scheduler.queue import RequestQueue
 from rooftree.scheduler.request import Request, RequestStatus
@@ -158,15 +158,18 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step: decodes, prompts in progress, new requests. None if nothing is left to do."""
         step = _Step(self.config.max_num_batched_tokens)
-        self._schedule_running(step)
-        self._admit_waiting(step)
+        num_preemptions = self._num_preemptions
+        shortage = self._schedule_running(step)
+        shortage = self._admit_waiting(step) or shortage
         if not step.requests:
             return None
+        if self._num_preemptions > num_preemptions:
+            shortage = "blocks"
         total = self.config.max_num_batched_tokens - step.budget
-        return SchedulerOutput(step.requests, step.num_scheduled_tokens, total)
+        return SchedulerOutput(step.requests, step.num_scheduled_tokens, total, shortage)
 
-    def _schedule_running(self, step: _Step) -> None:
-        """Schedule those running by rank, decodes first."""
+    def _schedule_running(self, step: _Step) -> Shortage | None:
+        """Schedule those running by rank, decodes first; "tokens" if some of them were left out."""
         prompts: list[Request] = []
         for request in self._running.copy():
             if request.status is not RequestStatus.RUNNING:
@@ -176,8 +179,10 @@ class Scheduler:
             elif (block_ids := self._grow(request)) is not None:
                 step.add(request, block_ids)
         for request in prompts:
-            if step.budget:
-                step.add(request, self.kv_cache.block_ids(request.request_id))
+            if not step.budget:
+                return "tokens"
+            step.add(request, self.kv_cache.block_ids(request.request_id))
+        return None
 
     def _grow(self, request: Request) -> list[int] | None:
         """The request's block table with room for one more token, or None if it had to give way itself."""
@@ -198,18 +203,23 @@ class Scheduler:
         victim.status = RequestStatus.PREEMPTED
         self._waiting.add(victim)
 
-    def _admit_waiting(self, step: _Step) -> None:
-        """Start waiting requests in order, until seats, tokens or blocks run out."""
-        while self._waiting and step.budget and len(self._running) < self.config.max_num_seqs:
+    def _admit_waiting(self, step: _Step) -> Shortage | None:
+        """Start waiting requests in order, until seats, tokens or blocks run out; which of them did."""
+        while self._waiting:
+            if len(self._running) >= self.config.max_num_seqs:
+                return "seats"
+            if not step.budget:
+                return "tokens"
             request = self._waiting.peek()
             computed = self.kv_cache.get_computed_blocks(request)
             num_new = len(request.token_ids) - computed.num_tokens
             keep_watermark = bool(self._running)
             block_ids = self.kv_cache.allocate_slots(request, num_new, computed, admitting=keep_watermark)
             if block_ids is None:
-                break
+                return "blocks"
             self._start(self._waiting.pop(), computed.num_tokens)
             step.add(request, block_ids)
+        return None
 
     def _start(self, request: Request, num_computed_tokens: int) -> None:
         request.status = RequestStatus.RUNNING

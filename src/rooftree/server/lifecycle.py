@@ -15,6 +15,7 @@ from rooftree.engine.async_llm import AsyncLLM
 from rooftree.engine.config import EngineConfig, check_config
 from rooftree.server.config import ServerConfig
 from rooftree.server.listen import listen
+from rooftree.server.load_log import LoadLog, StatReaders
 from rooftree.server.metrics import Metrics
 
 
@@ -35,7 +36,8 @@ def serve(engine: EngineConfig, server: ServerConfig, started: float | None = No
     listener = listen(server.host, server.port)
     name = model_name(engine.model)
     metrics = Metrics((server.served_model_names or (name,))[0])
-    llm = AsyncLLM.start(engine, metrics) if is_local(engine.model) else None
+    readers = StatReaders((metrics, LoadLog()))
+    llm = AsyncLLM.start(engine, readers) if is_local(engine.model) else None
     try:
         from rooftree.server.service import Service
         from rooftree.server.state import ServerState
@@ -45,7 +47,7 @@ def serve(engine: EngineConfig, server: ServerConfig, started: float | None = No
         raise
     state = ServerState(server, name, metrics)
     state.llm = llm
-    return asyncio.run(Service(engine, state, started).run(listener))
+    return asyncio.run(Service(engine, state, readers, started).run(listener))
 
 
 def is_local(model: str) -> bool:

@@ -8,6 +8,7 @@ from rooftree.engine.messages import SchedulerStats
 from rooftree.engine.stats import IterationStats, RequestStats
 from rooftree.errors import RequestError
 from rooftree.server.histogram import SECONDS, SMALL_NUMBERS, TOKENS, Histogram
+from rooftree.server.recent import Recent
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
@@ -21,6 +22,7 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
         self.scheduler = SchedulerStats()
+        self.recent = Recent()
         self.block_size = 0
         self.num_blocks = 0
         self.prompt_tokens = 0
@@ -63,6 +65,7 @@ class Metrics:
             self._record_finished(request)
         if stats.scheduler is not None:
             self.scheduler = stats.scheduler
+            self.recent.add(stats.scheduler.steps)
 
     def _record_finished(self, request: RequestStats) -> None:
         self.finished[request.finish_reason] += 1

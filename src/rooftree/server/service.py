@@ -14,6 +14,7 @@ from typing import Any
 from rooftree.engine.async_llm import AsyncLLM, EngineState
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineReady
+from rooftree.engine.stats import StatLogger
 from rooftree.server.app import build_app
 from rooftree.server.fetch import fetch
 from rooftree.server.http_server import LAST_WORDS_SECONDS, HttpServer
@@ -32,9 +33,12 @@ _THREADS_BESIDE = 4
 class Service:
     """One run of the server."""
 
-    def __init__(self, engine: EngineConfig, state: ServerState, started: float) -> None:
+    def __init__(
+        self, engine: EngineConfig, state: ServerState, stat_logger: StatLogger, started: float
+    ) -> None:
         self._engine = engine
         self._state = state
+        self._stat_logger = stat_logger
         self._started = started
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -95,7 +99,7 @@ class Service:
     async def _load(self) -> tuple[AsyncLLM, EngineReady]:
         if self._state.llm is None:
             await fetch(self._engine.model)
-            self._state.llm = AsyncLLM.start(self._engine, self._state.metrics)
+            self._state.llm = AsyncLLM.start(self._engine, self._stat_logger)
         ready = await self._state.llm.wait_ready()
         self._state.metrics.engine_ready(ready.block_size, ready.num_blocks)
         return self._state.llm, ready

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from rooftree.errors import ConfigError
 from rooftree.planner.calibration.observation import StepSum, step_table
@@ -29,17 +30,46 @@ from rooftree.roofline.parallel import Parallel
 FEWEST_STEPS = 20
 MOST_STEPS = 400
 STEP_SIGMA = 0.05
-FIELDS = ("num_requests", "num_tokens", "num_context_tokens", "seconds")
+
+Count = Annotated[float, Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedStep:
-    """One step as the engine records it (``engine.stats.StepRecord``)."""
+class LoggedStep(msgspec.Struct, frozen=True):
+    """What the fit needs of a step as the engine logs it (``engine.stats.StepRecord``)."""
 
-    num_requests: int
-    num_tokens: int
-    num_context_tokens: int
-    seconds: float
+    num_requests: Count
+    num_tokens: Count
+    num_outputs: Count
+    windows: tuple[int | None, ...]
+    decode_context: tuple[Count, ...]
+    prefill_pairs: tuple[Count, ...]
+    prefill_reads: tuple[Count, ...]
+    seconds: Annotated[float, Meta(gt=0)]
+
+    def batch(self, windows: Sequence[Window]) -> Batch:
+        """The step under a model's windows.
+
+        Raises:
+            ConfigError: it was not logged by such a model.
+        """
+        spans = dict(zip(self.windows, zip(*self._sums(), strict=True), strict=True))
+        try:
+            found = tuple(Span(*spans[window.size]) for window in windows)
+        except KeyError as error:
+            raise ConfigError(
+                f"the step log is of a model with attention windows {list(self.windows)}, and the given one "
+                f"has a window of {error}: give the model that was served"
+            ) from None
+        return Batch(self.num_tokens, self.num_outputs, self.num_requests, found)
+
+    def _sums(self) -> tuple[tuple[float, ...], ...]:
+        return self.decode_context, self.prefill_pairs, self.prefill_reads
+
+    def __post_init__(self) -> None:
+        if any(len(sums) != len(self.windows) for sums in self._sums()):
+            raise ValueError(
+                "decode_context, prefill_pairs and prefill_reads must have a number for each of windows"
+            )
 
 
 def calibrate_points(path: Path, devices_file: Path | None = None) -> list[dict[str, Any]]:
@@ -85,7 +115,7 @@ def calibrate_steps(
     model = resolve_model(model_name)
     dtype = weight_dtype or PUBLISHED
     sized = sizing(model, Parallel(tensor=tensor), dtype, kv_dtype)
-    segments = [Segment(1, _batch(step, sized.costs.windows), 0) for step in logged]
+    segments = [Segment(1, step.batch(sized.costs.windows), 0) for step in logged]
     table = step_table(segments, sized.costs, spec, sized.bits)
     observations = [
         StepSum(math.log(step.seconds), table.at(index), np.ones(1)) for index, step in enumerate(logged)
@@ -115,28 +145,39 @@ def calibrate_steps(
 
 
 def read_steps(path: Path) -> list[LoggedStep]:
-    """A step log: a JSON list, or one JSON object per line.
+    """A step log, one JSON object per line; of a long one, steps evenly over its length.
 
     Raises:
         ConfigError: not such a log, or fewer than 20 steps.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        records = (
-            json.loads(text)
-            if text.lstrip().startswith("[")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
-        )
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+    except OSError as error:
         raise ConfigError(f"{path}: {error}") from error
-    logged = [_step(record, f"{path}: step {index}") for index, record in enumerate(records)]
-    logged = [step for step in logged if step.num_tokens]
+    logged = [step for step in _parse(content, path) if step.num_tokens]
     if len(logged) < FEWEST_STEPS:
         raise ConfigError(
             f"{path}: {len(logged)} steps; at least {FEWEST_STEPS} of different sizes are needed"
         )
     stride = max(1, len(logged) // MOST_STEPS)
     return logged[::stride]
+
+
+def _parse(content: bytes, path: Path) -> list[LoggedStep]:
+    """The steps of a log; a last line that was cut short when its writer ended is left out."""
+    lines = content.splitlines()
+    decoder = msgspec.json.Decoder(LoggedStep)
+    steps = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            steps.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            if number == len(lines) and not content.endswith(b"\n"):
+                break
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+    return steps
 
 
 def store(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -157,32 +198,3 @@ def store(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
     load_constants.cache_clear()
-
-
-def _step(record: Any, where: str) -> LoggedStep:
-    if not isinstance(record, Mapping) or any(name not in record for name in FIELDS):
-        raise ConfigError(f"{where}: needs {', '.join(FIELDS)}")
-    values = [record[name] for name in FIELDS]
-    if not all(isinstance(value, int | float) and math.isfinite(value) and value >= 0 for value in values):
-        raise ConfigError(f"{where}: {', '.join(FIELDS)} must be numbers from 0")
-    if not values[3] > 0:
-        raise ConfigError(f"{where}: seconds is {values[3]}: it must be above 0")
-    return LoggedStep(int(values[0]), int(values[1]), int(values[2]), float(values[3]))
-
-
-def _batch(step: LoggedStep, windows: Sequence[Window]) -> Batch:
-    """A logged step; its tokens beyond one per request are taken as one prompt's."""
-    requests = max(1, step.num_requests)
-    prompt = step.num_tokens - requests
-    mean = step.num_context_tokens / requests
-    spans = []
-    for window in windows:
-        seen = min(mean, window.size) if window.size is not None else mean
-        if prompt <= 0:
-            spans.append(Span(decode=seen * requests))
-        else:
-            # The prompt's own tokens see half of themselves and all that was before.
-            before = max(0.0, mean - prompt - 1)
-            pairs = (prompt + 1) * min(before + (prompt + 1) / 2, seen)
-            spans.append(Span(seen * (requests - 1), pairs, seen))
-    return Batch(step.num_tokens, requests, requests, tuple(spans))
