@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from rigs.models import path_successor, successor_weights, tiny_spec, write_gguf_model
 from rigs.tokenizer import tiny_tokenizer
 from rooftree import __version__
+from rooftree.engine.stats import Bound
 
 ROOFTREE = (sys.executable, "-m", "rooftree")
 SMALL = ("--threads", "1", "--kv-cache-memory", "2MiB")
@@ -188,6 +189,9 @@ def test_bench_engine(model: Path) -> None:
         assert result["prefill_tokens_per_s"] > 0
         assert result["decode_tokens_per_s"] > 0
         assert 0 < result["python_share"] < 1
+        assert result["predicted_step_s"] > 0
+        assert result["bandwidth_fraction"] > 0
+        assert result["bound"] in get_args(Bound)
     assert len(rooftree("bench", "engine", model, *flags).stdout.splitlines()) == 3
 
 

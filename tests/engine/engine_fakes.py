@@ -54,6 +54,8 @@ class FakeExecutor:
         self.activation_bytes = 1 << 10
         self.kv_bytes_per_block = 1 << 12
         self.last_native_seconds = 0.0
+        self.isa: str | None = None
+        self.threads = 1
         self.num_blocks = 0
         self.num_steps = 0
         self.closed = False

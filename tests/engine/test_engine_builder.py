@@ -14,7 +14,7 @@ from rooftree.errors import ConfigError, ModelError
 from rooftree.sampling.params import SamplingParams
 from rooftree.scheduler.output import ModelRunnerOutput, SchedulerOutput
 
-PHASES = ["open", "weights", "kv_cache", "warm_up"]
+PHASES = ["open", "weights", "kv_cache", "machine", "warm_up"]
 
 
 def test_start_up_tells_its_phases_and_its_memory(tiny_model: Callable[[str, str], str]):

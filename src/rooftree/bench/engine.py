@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from rooftree.engine.core import EngineCore
 from rooftree.engine.messages import EngineCoreRequest
@@ -31,6 +32,9 @@ class EngineResult:
         decode_tokens_per_s: tokens over time of the steps in which all requests decode.
         decode_step_s: median of such a step.
         python_share: of these steps' time, what was spent outside the kernels.
+        predicted_step_s: mean of what the cost model gives such a step.
+        bandwidth_fraction: bytes of these steps over what the memory could have moved in their time.
+        bound: the limit that bound most of them.
     """
 
     batch: int
@@ -40,6 +44,9 @@ class EngineResult:
     decode_tokens_per_s: float
     decode_step_s: float
     python_share: float
+    predicted_step_s: float
+    bandwidth_fraction: float
+    bound: str
 
 
 def measure(core: EngineCore, work: Workload, repeat: int) -> EngineResult:
@@ -50,7 +57,7 @@ def measure(core: EngineCore, work: Workload, repeat: int) -> EngineResult:
     """
     for _ in _steps(core, Workload(work.batch, min(work.prompt_tokens, 32), 2), "warm-up"):
         pass
-    prefills, decodes, steps, shares = [], [], [], []
+    prefills, decodes, steps, shares, all_steps = [], [], [], [], []
     for run in range(repeat):
         alone = list(_steps(core, Workload(work.batch, work.prompt_tokens, 1), f"prefill-{run}"))
         prefills.append(work.batch * work.prompt_tokens / sum(step.seconds for step in alone))
@@ -63,6 +70,7 @@ def measure(core: EngineCore, work: Workload, repeat: int) -> EngineResult:
         seconds = sum(step.seconds for step in whole)
         decodes.append(work.batch * len(whole) / seconds)
         steps.append(median(step.seconds for step in whole))
+        all_steps += whole
         shares.append(1 - sum(step.native_seconds for step in whole) / seconds)
     return EngineResult(
         work.batch,
@@ -72,6 +80,9 @@ def measure(core: EngineCore, work: Workload, repeat: int) -> EngineResult:
         median(decodes),
         median(steps),
         median(shares),
+        mean(step.predicted_seconds for step in all_steps),
+        mean(step.bandwidth_fraction for step in all_steps),
+        Counter(step.bound for step in all_steps).most_common(1)[0][0],
     )
 
 

@@ -17,10 +17,13 @@ HELP = """Measure the engine alone, in this process: no server, no text.
   rooftree bench engine model.gguf --batch 1,8,32 --prompt-tokens 512 --output-tokens 128 --json
 
 Prefill is prompt tokens per second of BATCH prompts; decode is generated tokens per second while all BATCH
-requests generate; step is the median decode step; python is the share of it spent outside the kernels.
+requests generate; step is the median decode step; python is the share of it spent outside the kernels;
+predicted is what the cost model gives such a step; memory is the share of the bandwidth that it uses; bound
+is the limit that binds.
 """
 
 HEADER = f"{'batch':>5} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>9} {'python':>7}"
+HEADER += f" {'predicted':>9} {'memory':>6}  bound"
 
 
 class Batches(click.ParamType[tuple[int, ...]]):
@@ -88,6 +91,7 @@ def engine(
                 click.echo(
                     f"{size:>5} {result.prefill_tokens_per_s:>14.1f} {result.decode_tokens_per_s:>13.1f} "
                     f"{result.decode_step_s * 1e3:>9.2f} {result.python_share:>7.1%}"
+                    f" {result.predicted_step_s * 1e3:>9.2f} {result.bandwidth_fraction:>6.0%}  {result.bound}"
                 )
     if as_json:
         click.echo(

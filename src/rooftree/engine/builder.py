@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING
 
 from rooftree.checkpoint.base import Checkpoint
@@ -17,8 +17,10 @@ from rooftree.engine.host_memory import available_bytes
 from rooftree.engine.memory import Footprint, MemoryPlan, check_weights, plan_memory, wanted_model_len
 from rooftree.engine.messages import EngineReady
 from rooftree.engine.step_log import StepLog
+from rooftree.engine.telemetry import Telemetry
 from rooftree.errors import ConfigError, ModelError
 from rooftree.kvcache.manager import KVCacheManager
+from rooftree.roofline.clock import step_clock
 from rooftree.sampling.params import SamplingParams
 from rooftree.scheduler.config import SchedulerConfig
 from rooftree.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -67,7 +69,8 @@ def build_engine_core(
 
     Args:
         checkpoint: the model if it is open already.
-        progress: told the name of each phase as it begins: ``open``, ``weights``, ``kv_cache``, ``warm_up``.
+        progress: told the name of each phase as it begins: ``open``, ``weights``, ``kv_cache``, ``machine``,
+            ``warm_up``.
 
     Raises:
         ConfigError: options that contradict each other or the machine.
@@ -93,6 +96,8 @@ def build_engine_core(
             plan = plan_memory(config, model_max_len, footprint, available_bytes())
             scheduler = _scheduler(config, plan, checkpoint.name)
             executor.allocate_kv_cache(plan.num_blocks)
+        with phases.time("machine"):
+            telemetry, limits = _telemetry(config, checkpoint, executor)
         with phases.time("warm_up"):
             _warm_up(executor, checkpoint)
         undo.pop_all()
@@ -101,10 +106,10 @@ def build_engine_core(
         config.block_size,
         plan.max_model_len,
         phases.seconds,
-        plan.rows,
+        [*plan.rows, *limits],
         [*checkpoint.notices, *plan.notices],
     )
-    return EngineCore(config, executor, scheduler, step_log=step_log), ready
+    return EngineCore(config, executor, scheduler, telemetry=telemetry, step_log=step_log), ready
 
 
 def _open(config: EngineConfig, checkpoint: Checkpoint | None) -> Checkpoint:
@@ -150,6 +155,22 @@ def _scheduler(config: EngineConfig, plan: MemoryPlan, model: str) -> Scheduler:
         watermark=config.kv_watermark,
     )
     return Scheduler(limits, kv_cache, monotonic)
+
+
+def _telemetry(
+    config: EngineConfig, checkpoint: Checkpoint, executor: Executor
+) -> tuple[Telemetry, list[tuple[str, str, str]]]:
+    """Telemetry of the model on this machine, and the machine's limits as rows of the memory table."""
+    epoch = time() - perf_counter()
+    if executor.isa is None:
+        return Telemetry(epoch=epoch), []
+    from rooftree.engine.this_machine import engine_costs, this_machine
+
+    machine = this_machine(executor.threads, executor.isa)
+    costs = engine_costs(checkpoint, config.kv_cache_dtype)
+    clock = step_clock(costs, machine.device, machine.efficiency)
+    rate = f"{machine.device.bandwidth / 1e9:.1f} GB/s"
+    return Telemetry(clock, costs.windows, epoch), [("memory bandwidth", rate, machine.origin)]
 
 
 def _warm_up(executor: Executor, checkpoint: Checkpoint) -> None:

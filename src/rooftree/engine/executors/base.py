@@ -17,12 +17,16 @@ class Executor(Protocol):
         activation_bytes: bytes of the working memory of the largest step, logits included.
         kv_bytes_per_block: bytes of K and V of one block over all layers.
         last_native_seconds: time of the last ``execute`` spent outside Python.
+        isa: instruction set of its native kernels; None: it has none, so the cost model is not of it.
+        threads: that its kernels run on.
     """
 
     weight_bytes: int
     activation_bytes: int
     kv_bytes_per_block: int
     last_native_seconds: float
+    isa: str | None
+    threads: int
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Take memory for ``num_blocks`` blocks. Raises ConfigError where the system refuses it."""

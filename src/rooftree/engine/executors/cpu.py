@@ -57,7 +57,7 @@ class CPUExecutor:
         isa: str | None = None,
     ) -> None:
         spec = checkpoint.spec
-        self.isa = _choose_isa(isa)
+        self.isa: str | None = _choose_isa(isa)
         if block_size % 16 or block_size <= 0:
             raise ConfigError(f"--block-size {block_size}: must be a positive multiple of 16")
         if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:

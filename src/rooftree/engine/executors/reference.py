@@ -49,6 +49,8 @@ class ReferenceExecutor:
         self.activation_bytes += 4 * max_num_seqs * spec.vocab_size
         self.kv_bytes_per_block = block_size * spec.kv_bytes_per_token(2 if kv_cache_dtype == "fp16" else 4)
         self.last_native_seconds = 0.0
+        self.isa: str | None = None
+        self.threads = threads or 1
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._ops.allocate_kv_cache(num_blocks, self._kv_dtype)
