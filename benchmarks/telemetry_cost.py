@@ -1,7 +1,7 @@
 """Microseconds that telemetry adds to a step of the engine, beside the step itself.
 
-Three parts: recording (the step's sums, its prediction, the totals), what the step log takes in the step
-loop, and the totals on their way to the API process (encoded, decoded).
+Two parts: recording in the step loop (the step's sums, its prediction, the totals, the step log), and the
+totals on their way to the API process (encoded, decoded).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -26,9 +25,7 @@ from rooftree.checkpoint.open import open_checkpoint
 from rooftree.engine.builder import build_engine_core
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.core import EngineCore
-from rooftree.engine.executors.cpu import CPUExecutor
-from rooftree.engine.messages import EngineCoreOutputs, EngineCoreRequest
-from rooftree.engine.stats import StepRecord
+from rooftree.engine.messages import EngineCoreRequest, StepTotals
 from rooftree.engine.step_log import StepLog
 from rooftree.engine.telemetry import Telemetry
 from rooftree.engine.this_machine import engine_costs, this_machine
@@ -40,47 +37,34 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over the decode steps of a batch; microseconds but for ``share``, which is of ``step``."""
+    """Means over the steps of a batch; microseconds but for ``share``, which is of ``step``."""
 
     batch: int
     step: float
     record: float
-    log: float
     wire: float
     share: float
 
 
 class Timed(Telemetry):
-    """Telemetry that times itself, and a step log after it."""
+    """Telemetry that times itself."""
 
-    def __init__(self, *parts: Any, log: StepLog) -> None:
-        super().__init__(*parts)
-        self.spent: list[tuple[float, float]] = []
-        self._log = log
+    spent = 0.0
 
-    def record(self, *step: Any, **rest: Any) -> StepRecord:
-        """As ``Telemetry.record``."""
+    def note(self, *step: Any, **rest: Any) -> None:
+        """As ``Telemetry.note``."""
         begin = perf_counter()
-        record = super().record(*step, **rest)
-        recorded = perf_counter()
-        self._log.add(record)
-        self.spent.append((recorded - begin, perf_counter() - recorded))
-        return record
+        super().note(*step, **rest)
+        self.spent += perf_counter() - begin
 
 
-def wire_seconds(outputs: EngineCoreOutputs) -> float:
-    """Encoding and decoding the totals of a message: with them less without."""
-    stats = outputs.stats
-    assert stats is not None
-    bare = msgspec.structs.replace(outputs, stats=msgspec.structs.replace(stats, steps=type(stats.steps)()))
-    encode, decoder = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(EngineCoreOutputs)
-
-    def seconds(message: EngineCoreOutputs) -> float:
-        begin = perf_counter()
-        decoder.decode(encode(message))
-        return perf_counter() - begin
-
-    return median(seconds(outputs) for _ in range(1000)) - median(seconds(bare) for _ in range(1000))
+def wire_seconds(totals: StepTotals) -> float:
+    """Encoding and decoding the totals, as one does it a thousand times."""
+    encode, decoder = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(StepTotals)
+    begin = perf_counter()
+    for _ in range(1000):
+        decoder.decode(encode(totals))
+    return (perf_counter() - begin) / 1000
 
 
 def costs_by_batch(model: str, batches: list[int], threads: int, steps: int) -> Iterator[Cost]:
@@ -88,28 +72,22 @@ def costs_by_batch(model: str, batches: list[int], threads: int, steps: int) -> 
     config = EngineConfig(model=model, threads=threads, max_num_seqs=max(batches), max_model_len=steps + 64)
     checkpoint = open_checkpoint(model)
     core, _ = build_engine_core(config, checkpoint)
-    assert isinstance(core.executor, CPUExecutor)
     found = this_machine(threads, str(core.executor.isa))
     model_costs = engine_costs(checkpoint, config.kv_cache_dtype)
     clock = step_clock(model_costs, found.device, found.efficiency)
     with tempfile.TemporaryDirectory() as folder:
-        log = StepLog(Path(folder) / "steps")
         for batch in batches:
-            telemetry = Timed(clock, model_costs.windows, log=log)
+            telemetry = Timed(clock, model_costs.windows, 0.0, StepLog(Path(folder) / "steps"))
             engine = EngineCore(config, core.executor, core.scheduler, telemetry=telemetry)
             for index in range(batch):
                 engine.add_request(EngineCoreRequest(f"{batch}-{index}", [index] * 32, GREEDY, steps, 0))
-            step_seconds = []
             while engine.has_unfinished_requests:
-                outputs = engine.step()
-                assert engine.last_step is not None
-                step_seconds.append(engine.last_step.seconds)
-            record, logged = (median(part) for part in zip(*telemetry.spent[1:], strict=True))
-            wire = wire_seconds(outputs)
-            step = median(step_seconds[1:])
-            micro = [1e6 * seconds for seconds in (step, record, logged, wire)]
-            yield Cost(batch, *micro, share=(record + logged + wire) / step)
-        log.close()
+                engine.step()
+            totals = telemetry.totals
+            step, noted = totals.seconds / totals.num_steps, telemetry.spent / totals.num_steps
+            wire = wire_seconds(totals)
+            telemetry.close()
+            yield Cost(batch, 1e6 * step, 1e6 * noted, 1e6 * wire, (noted + wire) / step)
     core.close()
 
 
@@ -128,9 +106,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"machine": here, "model": options.model, "costs": [asdict(r) for r in rows]}))
         return
-    table = Table("batch", "step µs", "record", "log", "wire", "share", title=describe(here))
+    table = Table("batch", "step µs", "record", "wire", "share", title=describe(here))
     for row in rows:
-        parts = (row.step, row.record, row.log, row.wire)
+        parts = (row.step, row.record, row.wire)
         table.add_row(str(row.batch), *(f"{part:.1f}" for part in parts), f"{row.share:.2%}")
     Console().print(table)
 

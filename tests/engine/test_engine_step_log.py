@@ -14,6 +14,7 @@ from rooftree.engine.config import EngineConfig
 from rooftree.engine.llm import LLM
 from rooftree.engine.stats import StepRecord
 from rooftree.engine.step_log import StepLog
+from rooftree.engine.telemetry import Telemetry
 from rooftree.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ def read(path: Path) -> list[StepRecord]:
 
 def test_every_step_is_a_line_with_its_names(tmp_path: Path) -> None:
     log = StepLog(tmp_path / "steps")
-    core = make_core(step_log=log)
+    core = make_core(telemetry=Telemetry(log=log))
     core.add_request(core_request("a", [1, 2, 3], 5))
     run_core(core)
     core.close()
@@ -64,7 +65,7 @@ def test_a_full_file_makes_room_for_the_next(tmp_path: Path) -> None:
 def test_a_disk_that_fails_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     log = StepLog(Path("/dev/full"))
     with caplog.at_level(logging.WARNING):
-        core = make_core(step_log=log)
+        core = make_core(telemetry=Telemetry(log=log))
         core.add_request(core_request("a", [1, 2, 3], 5))
         assert run_core(core)["a"][-1].finish_reason == "length"
         core.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import StepTotals
-from rooftree.engine.telemetry import SLACK, Telemetry, attribute, step_batch
+from rooftree.engine.telemetry import MOST_NOTED, MOST_SECONDS, SLACK, Telemetry, attribute, step_batch
 from rooftree.roofline.batch import Batch, RequestTokens, Window, batch_of
 from rooftree.roofline.clock import StepEstimate
 from rooftree.sampling.params import SamplingParams
@@ -104,9 +104,10 @@ def test_seconds_under_all_limits_add_up_to_the_busy_time(timeline: list[Any], m
         now += gap
         busy += seconds + (gap if busy_before else 0.0)
         planned = SchedulerOutput([scheduled(1, 3)], {"r": 1}, 1, shortage)
-        telemetry.record(planned, now, now + seconds, native, goes_on=goes_on)
+        telemetry.note(planned, now, now + seconds, native, goes_on=goes_on)
         now += seconds
         busy_before = goes_on
+        telemetry.settle()
         totals = telemetry.totals
         assert all(value >= 0 for value in totals.since(before).by_limit().values())
         before = totals
@@ -117,22 +118,26 @@ def test_seconds_under_all_limits_add_up_to_the_busy_time(timeline: list[Any], m
 def test_rest_is_no_gap() -> None:
     telemetry = Telemetry()
     planned = SchedulerOutput([scheduled(1)], {"r": 1}, 1)
-    telemetry.record(planned, 0.0, 1.0, 0.5, goes_on=True)
+    telemetry.note(planned, 0.0, 1.0, 0.5, goes_on=True)
     telemetry.rest()
-    telemetry.record(planned, 100.0, 101.0, 0.5, goes_on=False)
+    telemetry.note(planned, 100.0, 101.0, 0.5, goes_on=False)
     assert telemetry.totals.busy_seconds == 2.0
 
 
 def test_a_record_tells_fractions_and_the_limit_of_most_of_the_step() -> None:
     telemetry = Telemetry(FixedClock(estimate(1.0)), epoch=1000.0)  # type: ignore[arg-type]
     planned = SchedulerOutput([scheduled(1, 9), scheduled(5, 2, False)], {"a": 1, "b": 5}, 6)
-    record = telemetry.record(planned, 4.0, 6.0, 1.25, goes_on=False)
+    telemetry.note(planned, 4.0, 6.0, 1.25, goes_on=False)
+    record = telemetry.last_step
+    assert record is not None
     assert (record.at, record.seconds, record.native_seconds, record.predicted_seconds) == (1004, 2, 1.25, 1)
     assert (record.num_requests, record.num_tokens, record.num_outputs) == (2, 6, 1)
     assert (record.bytes, record.flop) == (100, 40)
     assert (record.bandwidth_fraction, record.arithmetic_fraction) == (0.25, 0.125)
     assert record.bound == "bandwidth"
-    assert telemetry.record(planned, 6.0, 8.0, 0.5, goes_on=False).bound == "host"
+    telemetry.note(planned, 6.0, 8.0, 0.5, goes_on=False)
+    assert telemetry.last_step is not None
+    assert telemetry.last_step.bound == "host"
     totals = telemetry.totals
     assert (totals.num_steps, totals.num_requests, totals.batch_size) == (2, 4, 2)
     assert (totals.bandwidth_fraction, totals.arithmetic_fraction) == (0.25, 0.125)
@@ -142,9 +147,38 @@ def test_a_record_tells_fractions_and_the_limit_of_most_of_the_step() -> None:
 def test_totals_that_were_handed_out_stay_as_they_are() -> None:
     telemetry = Telemetry()
     first = telemetry.totals
-    telemetry.record(SchedulerOutput([scheduled(1)], {"r": 1}, 1), 0.0, 1.0, 0.5, goes_on=False)
+    telemetry.note(SchedulerOutput([scheduled(1)], {"r": 1}, 1), 0.0, 1.0, 0.5, goes_on=False)
     assert first == StepTotals()
     assert telemetry.totals.since(first) == telemetry.totals
+
+
+@given(steps, st.integers(1, 40))
+def test_steps_add_up_the_same_however_they_are_grouped(timeline: list[Any], stride: int) -> None:
+    together, apart = Telemetry(), Telemetry()
+    now = 0.0
+    for index, (gap, seconds, native, _, _, shortage, goes_on) in enumerate(timeline * 9):
+        now += gap
+        planned = SchedulerOutput([scheduled(1, 3)], {"r": 1}, 1, shortage)
+        for telemetry in (together, apart):
+            telemetry.note(planned, now, now + seconds, native, goes_on=goes_on)
+        now += seconds
+        if index % stride == 0:
+            apart.settle()
+    assert together.last_step == apart.last_step
+    assert together.totals == apart.totals
+
+
+def test_steps_do_not_wait_long_to_be_counted() -> None:
+    planned = SchedulerOutput([scheduled(1)], {"r": 1}, 1)
+    many, slow = Telemetry(), Telemetry()
+    for index in range(MOST_NOTED):
+        assert many.totals.num_steps == 0
+        many.note(planned, index * 1e-6, index * 1e-6, 0.0, goes_on=True)
+    assert many.totals.num_steps == MOST_NOTED
+    slow.note(planned, 0.0, MOST_SECONDS / 2, 0.0, goes_on=True)
+    assert slow.totals.num_steps == 0
+    slow.note(planned, MOST_SECONDS / 2, MOST_SECONDS, 0.0, goes_on=True)
+    assert slow.totals.num_steps == 2
 
 
 def run(config: EngineConfig, num_blocks: int, prompt: int) -> StepTotals:

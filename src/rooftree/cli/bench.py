@@ -23,7 +23,7 @@ is the limit that binds.
 """
 
 HEADER = f"{'batch':>5} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>9} {'python':>7}"
-HEADER += f" {'predicted':>9} {'memory':>6}  bound"
+HEADER += f" {'predicted':>9} {'memory':>6} {'bound':>11}"
 
 
 class Batches(click.ParamType[tuple[int, ...]]):
@@ -90,8 +90,9 @@ def engine(
             if not as_json:
                 click.echo(
                     f"{size:>5} {result.prefill_tokens_per_s:>14.1f} {result.decode_tokens_per_s:>13.1f} "
-                    f"{result.decode_step_s * 1e3:>9.2f} {result.python_share:>7.1%}"
-                    f" {result.predicted_step_s * 1e3:>9.2f} {result.bandwidth_fraction:>6.0%}  {result.bound}"
+                    f"{result.decode_step_s * 1e3:>9.2f} {result.python_share:>7.1%} "
+                    f"{result.predicted_step_s * 1e3:>9.2f} {result.bandwidth_fraction:>6.0%} "
+                    f"{result.bound:>11}"
                 )
     if as_json:
         click.echo(

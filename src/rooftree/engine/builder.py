@@ -97,7 +97,7 @@ def build_engine_core(
             scheduler = _scheduler(config, plan, checkpoint.name)
             executor.allocate_kv_cache(plan.num_blocks)
         with phases.time("machine"):
-            telemetry, limits = _telemetry(config, checkpoint, executor)
+            telemetry, limits = _telemetry(config, checkpoint, executor, step_log)
         with phases.time("warm_up"):
             _warm_up(executor, checkpoint)
         undo.pop_all()
@@ -109,7 +109,7 @@ def build_engine_core(
         [*plan.rows, *limits],
         [*checkpoint.notices, *plan.notices],
     )
-    return EngineCore(config, executor, scheduler, telemetry=telemetry, step_log=step_log), ready
+    return EngineCore(config, executor, scheduler, telemetry=telemetry), ready
 
 
 def _open(config: EngineConfig, checkpoint: Checkpoint | None) -> Checkpoint:
@@ -158,19 +158,19 @@ def _scheduler(config: EngineConfig, plan: MemoryPlan, model: str) -> Scheduler:
 
 
 def _telemetry(
-    config: EngineConfig, checkpoint: Checkpoint, executor: Executor
+    config: EngineConfig, checkpoint: Checkpoint, executor: Executor, log: StepLog | None
 ) -> tuple[Telemetry, list[tuple[str, str, str]]]:
     """Telemetry of the model on this machine, and the machine's limits as rows of the memory table."""
     epoch = time() - perf_counter()
     if executor.isa is None:
-        return Telemetry(epoch=epoch), []
+        return Telemetry(epoch=epoch, log=log), []
     from rooftree.engine.this_machine import engine_costs, this_machine
 
     machine = this_machine(executor.threads, executor.isa)
     costs = engine_costs(checkpoint, config.kv_cache_dtype)
     clock = step_clock(costs, machine.device, machine.efficiency)
     rate = f"{machine.device.bandwidth / 1e9:.1f} GB/s"
-    return Telemetry(clock, costs.windows, epoch), [("memory bandwidth", rate, machine.origin)]
+    return Telemetry(clock, costs.windows, epoch, log), [("memory bandwidth", rate, machine.origin)]
 
 
 def _warm_up(executor: Executor, checkpoint: Checkpoint) -> None:

@@ -16,10 +16,8 @@ from rooftree.engine.messages import (
     TopLogprobs,
 )
 from rooftree.engine.stats import StepRecord
-from rooftree.engine.step_log import StepLog
 from rooftree.engine.telemetry import Telemetry
 from rooftree.errors import RequestError
-from rooftree.scheduler.output import SchedulerOutput
 from rooftree.scheduler.request import Request
 from rooftree.scheduler.scheduler import Scheduler
 from rooftree.scheduler.update import RequestUpdate
@@ -32,11 +30,7 @@ class EngineCore:
 
     Args:
         clock: monotonic seconds, for the record of each step.
-        telemetry: holds each step against the cost model; None: without one.
-        step_log: takes the record of each step; closed with the engine.
-
-    Attributes:
-        last_step: record of the last step that computed something.
+        telemetry: holds each step against the cost model; closed with the engine. None: without a model.
     """
 
     def __init__(
@@ -46,19 +40,21 @@ class EngineCore:
         scheduler: Scheduler,
         clock: Callable[[], float] = perf_counter,
         telemetry: Telemetry | None = None,
-        step_log: StepLog | None = None,
     ) -> None:
         self.config = config
         self.executor = executor
         self.scheduler = scheduler
-        self.last_step: StepRecord | None = None
         self._clock = clock
         self._refused: list[EngineCoreOutput] = []
         self._telemetry = telemetry or Telemetry()
-        self._step_log = step_log
         self._heartbeat = 0
         self._audited = True
         self._conservation_failures = 0
+
+    @property
+    def last_step(self) -> StepRecord | None:
+        """Record of the last step that computed something."""
+        return self._telemetry.last_step
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -105,30 +101,21 @@ class EngineCore:
         outputs, self._refused = self._refused, []
         planned = self.scheduler.schedule()
         if planned is None:
-            self._rest()
+            self._telemetry.rest()
+            self._audit()
         else:
             result = self.executor.execute(planned)
             for update in self.scheduler.update_from_output(planned, result):
                 outputs.append(_output(update))
-            self._record(planned, start)
+            self._audited = False
+            self._telemetry.note(
+                planned,
+                start,
+                self._clock(),
+                self.executor.last_native_seconds,
+                goes_on=self.scheduler.has_unfinished,
+            )
         return EngineCoreOutputs(outputs, self.stats(), self._heartbeat)
-
-    def _record(self, planned: SchedulerOutput, start: float) -> None:
-        self._audited = False
-        self.last_step = self._telemetry.record(
-            planned,
-            start,
-            self._clock(),
-            self.executor.last_native_seconds,
-            goes_on=self.scheduler.has_unfinished,
-        )
-        if self._step_log is not None:
-            self._step_log.add(self.last_step)
-
-    def _rest(self) -> None:
-        """Nothing is left to do."""
-        self._telemetry.rest()
-        self._audit()
 
     def _audit(self) -> None:
         """Check the conservation of blocks, once each time that the engine comes to rest."""
@@ -160,8 +147,7 @@ class EngineCore:
     def close(self) -> None:
         """Give memory and threads back; idempotent."""
         self.executor.close()
-        if self._step_log is not None:
-            self._step_log.close()
+        self._telemetry.close()
 
 
 def _output(update: RequestUpdate) -> EngineCoreOutput:

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import NamedTuple
 
 from rooftree.engine.messages import StepTotals
 from rooftree.engine.stats import Bound, StepRecord
+from rooftree.engine.step_log import StepLog
 from rooftree.roofline.batch import Batch, Span, Window
 from rooftree.roofline.clock import StepClock, StepEstimate
 from rooftree.scheduler.output import ScheduledRequest, SchedulerOutput, Shortage
@@ -27,43 +29,71 @@ from rooftree.scheduler.output import ScheduledRequest, SchedulerOutput, Shortag
 SLACK = 1.5
 """Kernels may take this much longer than predicted before the excess is put down to the host."""
 
+MOST_NOTED = 32
+MOST_SECONDS = 0.25
+"""Steps that wait to be gone through, and how long the first of them may: metrics lag by no more."""
+
 _LIMITS: dict[str, Bound] = {"bandwidth": "bandwidth", "arithmetic": "arithmetic"}
 _EVERYTHING = Window()
 _UNKNOWN = StepEstimate(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 
 
+class _Step(NamedTuple):
+    """One step as the loop saw it. ``goes_on``: the time until the next one is busy."""
+
+    planned: SchedulerOutput
+    began: float
+    ended: float
+    native_seconds: float
+    goes_on: bool
+
+
 class Telemetry:
     """Records steps and adds them up. For one thread.
+
+    The kernels leave nothing of Python in the processor's caches, so whatever is done after a step takes many
+    times what it takes elsewhere. Steps are therefore only noted, and gone through in groups: at the latest
+    after ``MOST_NOTED`` of them or ``MOST_SECONDS``, and when the engine comes to rest.
 
     Args:
         clock: predicts steps of this model on this machine; None: there is no model of this executor, and all
             time that no shortage explains is the host's.
         windows: of the model's attention (``ModelCosts.windows``), which ``clock`` wants batches for.
         epoch: seconds since 1970 at zero of the clock by which steps are timed.
+        log: takes each record; closed with this.
     """
 
     def __init__(
-        self, clock: StepClock | None = None, windows: Sequence[Window] = (_EVERYTHING,), epoch: float = 0.0
+        self,
+        clock: StepClock | None = None,
+        windows: Sequence[Window] = (_EVERYTHING,),
+        epoch: float = 0.0,
+        log: StepLog | None = None,
     ) -> None:
         self._clock = clock
         self._windows = tuple(windows)
         self._sizes = tuple(window.size for window in windows)
         self._epoch = epoch
+        self._log = log
+        self._noted: list[_Step] = []
         self._totals = StepTotals()
+        self._last: StepRecord | None = None
         self._left_work_at: float | None = None
 
     @property
     def totals(self) -> StepTotals:
-        """Sums so far, as a copy."""
+        """Sums as far as steps have been gone through, as a copy."""
         return copy(self._totals)
 
-    def rest(self) -> None:
-        """The engine has nothing to do: the time until its next step is no gap."""
-        self._left_work_at = None
+    @property
+    def last_step(self) -> StepRecord | None:
+        """Record of the latest step."""
+        self.settle()
+        return self._last
 
-    def record(
+    def note(
         self, planned: SchedulerOutput, began: float, ended: float, native_seconds: float, *, goes_on: bool
-    ) -> StepRecord:
+    ) -> None:
         """Take in one step.
 
         Args:
@@ -71,9 +101,34 @@ class Telemetry:
             native_seconds: the part inside the kernels.
             goes_on: work is left, so that the time until the next step is busy.
         """
+        noted = self._noted
+        noted.append(_Step(planned, began, ended, native_seconds, goes_on))
+        if not goes_on or len(noted) >= MOST_NOTED or ended - noted[0].began >= MOST_SECONDS:
+            self.settle()
+
+    def rest(self) -> None:
+        """The engine has nothing to do: the time until its next step is no gap."""
+        self.settle()
+        self._left_work_at = None
+
+    def settle(self) -> None:
+        """Go through the steps noted."""
+        noted, self._noted = self._noted, []
+        for step in noted:
+            self._last = self._record(step)
+            if self._log is not None:
+                self._log.add(self._last)
+
+    def close(self) -> None:
+        """Write what the log lacks; idempotent."""
+        self.settle()
+        if self._log is not None:
+            self._log.close()
+
+    def _record(self, step: _Step) -> StepRecord:
+        planned, began, ended, native_seconds, goes_on = step
         batch, num_prefill_tokens = step_batch(planned.requests, self._windows)
-        clock = self._clock
-        estimate = _UNKNOWN if clock is None else clock.estimate(batch)
+        estimate = _UNKNOWN if self._clock is None else self._clock.estimate(batch)
         seconds = ended - began
         bound, host = attribute(seconds, native_seconds, estimate, planned.shortage)
         gap = 0.0 if self._left_work_at is None else max(0.0, began - self._left_work_at)
