@@ -83,8 +83,10 @@ def command() -> None:
 )
 @click.option("--replicas", type=int, help="Copies; default: all that fit.")
 @click.option("--engine", help="Use constants measured on this engine (vllm, trtllm, rooftree, ...).")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=8192, show_default=True)
-@click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True)
+@click.option(
+    "--max-num-batched-tokens", type=click.IntRange(128, 1_048_576), default=8192, show_default=True
+)
+@click.option("--max-num-seqs", type=click.IntRange(1, 65_536), default=256, show_default=True)
 @click.option(
     "--memory-fraction",
     type=click.FloatRange(0, 1, min_open=True),

@@ -155,16 +155,26 @@ class Sizing:
 def sizing(model: NamedModel, parallel: Parallel, weight_dtype: str, kv_dtype: str) -> Sizing:
     """Count a model in a storage format under a parallel plan of one replica."""
     architecture = model.architecture
-    scheme = None if weight_dtype == PUBLISHED else named_scheme(weight_dtype)
+    scheme = _scheme(weight_dtype)
     costs = model_costs(architecture, parallel, scheme=scheme, kv_dtype=kv_dtype)
     return Sizing(
         scheme=scheme,
         costs=costs,
         weights=stage_weight_bytes(architecture, parallel, scheme),
         state_bytes=architecture.state_bytes_per_sequence(kv_dtype, tensor_parallel=parallel.tensor),
-        bits=8 * architecture.weight_bytes(scheme) / architecture.num_parameters,
+        bits=8 * weight_bytes(model, weight_dtype) / architecture.num_parameters,
         arithmetic=max(costs.matrices, key=lambda matrix: matrix.token_flop).arithmetic,
     )
+
+
+@lru_cache(maxsize=256)
+def weight_bytes(model: NamedModel, weight_dtype: str) -> int:
+    """Bytes of all weights of a model in a storage format."""
+    return model.architecture.weight_bytes(_scheme(weight_dtype))
+
+
+def _scheme(weight_dtype: str) -> WeightScheme | None:
+    return None if weight_dtype == PUBLISHED else named_scheme(weight_dtype)
 
 
 def can_be_linked(device: DeviceSpec) -> bool:

@@ -187,7 +187,7 @@ def _refusal(deployment: Deployment, workload: Workload, promise: Promise, longe
         need = budget.weights + budget.activations + budget.runtime
         verdict = (
             f"The binding limit is memory. Weights, activations and runtime take "
-            f"{need / 2**30:.1f} GiB per device; {budget.usable / 2**30:.1f} GiB of {name} are usable."
+            f"{need / 2**30:,.1f} GiB per device; {budget.usable / 2**30:,.1f} GiB of {name} are usable."
         )
         return Estimate(deployment, workload, promise, False, False, "memory", verdict)
     if deployment.sequences(longest) < 1:

@@ -16,7 +16,7 @@ MEASURED_REQUESTS = 150
 MOST_REQUESTS = 1500
 MOST_INSIDE = 512
 FEWEST_REQUESTS = 3
-MOST_CHUNKS = 20_000
+MOST_CHUNKS = 4000
 """Steps with prompts in them that one simulation may take: long prompts are measured on fewer requests."""
 MOST_WAITING = 64
 
@@ -128,8 +128,8 @@ def _result(run: Run, outputs: list[int], measured: range, delay: float) -> Load
     done = [index for index in range(len(outputs)) if begin < run.last[index] <= end]
     span = end - begin
     if len(done) < len(measured) // 2:
-        # A burst: nothing arrives while it is answered.
-        done, span = list(measured), run.seconds - begin
+        # A burst, or far more than can be answered: next to nothing arrives while these are answered.
+        done, span = [i for i in range(len(outputs)) if run.last[i] > begin], run.seconds - begin
     rate_reached = len(done) / max(span, 1e-9)
     # The warm-up's shortened answers leave more room than those that are measured.
     segments = run.segments[run.before[measured.start] : run.before[-1]] or run.segments

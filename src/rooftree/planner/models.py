@@ -36,6 +36,10 @@ def resolve_model(text: str) -> NamedModel:
     Raises:
         ModelError: none of them; the message lists near names.
     """
+    if not text.strip():
+        raise ModelError(
+            "MODEL is empty: give a config.json, a model folder, a .gguf file or a published name"
+        )
     path = Path(text)
     if path.suffix == ".gguf" or path.exists():
         return NamedModel(path.name, _read_file(path))

@@ -122,11 +122,13 @@ def _memory(found: Estimate) -> RenderableType:
         ("activations", budget.activations, "yellow"),
         ("runtime", budget.runtime, "red"),
         ("KV cache", max(0, budget.kv), "green"),
-        ("not used", budget.total - budget.usable, "bright_black"),
     ]
+    if budget.fits:
+        parts.append(("not used", budget.total - budget.usable, "bright_black"))
     bar, legend = Text(), Text()
+    whole = max(budget.total, budget.weights + budget.activations + budget.runtime)
     for name, size, style in parts:
-        bar.append("█" * round(BAR * max(0, size) / max(budget.total, budget.weights)), style=style)
+        bar.append("█" * round(BAR * max(0, size) / whole), style=style)
         legend.append(f"■ {name} {size / GIB:.1f}  ", style=style)
     table = _table()
     table.add_row("memory", Group(bar, legend.append("GiB per device", style="dim")))

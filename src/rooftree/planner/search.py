@@ -14,6 +14,7 @@ from rooftree.planner.deployment import (
     check_tensor_size,
     possible_expert_sizes,
     possible_tensor_sizes,
+    weight_bytes,
 )
 from rooftree.planner.estimate import Estimate, best_batch, context_refusal, estimate
 from rooftree.planner.load import share_of_scheduler, steady_state
@@ -132,6 +133,8 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
         kind = (shape.tensor, shape.expert)
         if best is not None and _size(best.deployment.parallel) <= _size(shape):
             continue
+        if _cannot_hold(question, device, shape):
+            continue
         if kind in served or (shape.devices_per_replica > 1 and not can_be_linked(device)):
             continue
         found = _fewest_replicas(question, device, shape, best)
@@ -166,6 +169,8 @@ def devices_needed(question: Question, device: DeviceSpec) -> int | None:
     """Devices of the shape that needs fewest in the steady state, however many; None where none serves."""
     needed = []
     for shape in shapes(question, device, MOST_DEVICES):
+        if _cannot_hold(question, device, shape):
+            continue
         single = deployment_for(question, device, shape)
         if _can_serve(single, question):
             needed.append(_replicas_needed(single, question) * shape.devices_per_replica)
@@ -197,6 +202,13 @@ def _needless_stages(deployment: Deployment, able: list[Deployment]) -> bool:
         and other.parallel.pipeline < mine.pipeline
         for other in able
     )
+
+
+def _cannot_hold(question: Question, device: DeviceSpec, shape: Parallel) -> bool:
+    """The weights alone are more than all devices of a replica can hold: no closer look is needed."""
+    weights = weight_bytes(question.model, question.weight_dtype or PUBLISHED)
+    usable = device.total_memory_bytes * question.options.usable_fraction
+    return weights > usable * shape.devices_per_replica
 
 
 def _can_serve(single: Deployment, question: Question) -> bool:

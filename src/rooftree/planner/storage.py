@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from rooftree.planner.deployment import PUBLISHED, Deployment
-from rooftree.planner.models import NamedModel
+from rooftree.planner.deployment import PUBLISHED, Deployment, weight_bytes
 from rooftree.planner.question import Question
 from rooftree.specs.device import DeviceSpec
 from rooftree.specs.weight_format import FORMATS, cache_bytes
-from rooftree.specs.weight_scheme import named_scheme
 
 WIDE_KV = "bf16"
 SMALLER = 0.9
@@ -77,16 +74,10 @@ def _smaller(question: Question, device: DeviceSpec) -> Iterator[str]:
     """8 and 4 bits as the chip likes them, where that is less than what is published."""
     eight = next((name for name in ("fp8", "int8") if name in device.peak_flops), "fp8")
     four = "nvfp4" if "fp4" in device.peak_flops else "awq"
-    published = _weight_bytes(question.model, PUBLISHED)
+    published = weight_bytes(question.model, PUBLISHED)
     for name in (eight, four):
-        if _weight_bytes(question.model, name) <= SMALLER * published:
+        if weight_bytes(question.model, name) <= SMALLER * published:
             yield name
-
-
-@lru_cache(maxsize=256)
-def _weight_bytes(model: NamedModel, weight_dtype: str) -> int:
-    scheme = None if weight_dtype == PUBLISHED else named_scheme(weight_dtype)
-    return model.architecture.weight_bytes(scheme)
 
 
 def _caches(question: Question) -> list[str]:
