@@ -2,11 +2,11 @@
 
 STYLE = """
 :root{--bg:#f6f7f9;--panel:#fff;--ink:#14202e;--soft:#5b6b7d;--line:#e3e8ee;--accent:#0b6e99;--good:#137a4b;
---bad:#b3261e;--bandwidth:#0b84a5;--arithmetic:#8e4fb0;--interconnect:#d98c1f;--overhead:#c2504b;
+--amber:#8a5a00;--bad:#b3261e;--bandwidth:#0b84a5;--arithmetic:#8e4fb0;--interconnect:#d98c1f;--overhead:#c2504b;
 --weights:#2f5d9b;--activations:#d9a521;--runtime:#9aa5b1;--kv:#2e9e6b;--free:#dfe4ea}
 @media
 (prefers-color-scheme:dark){:root{--bg:#0f151c;--panel:#18212b;--ink:#e6edf4;--soft:#93a3b5;--line:#2a3642;
---accent:#4fb3d9;--good:#4cc38a;--bad:#ff7b72;--free:#2a3642;--weights:#5a8fd6;--bandwidth:#35b0d3;
+--accent:#4fb3d9;--good:#4cc38a;--amber:#e3b341;--bad:#ff7b72;--free:#2a3642;--weights:#5a8fd6;--bandwidth:#35b0d3;
 --arithmetic:#b983dd}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);
@@ -18,6 +18,7 @@ h2{font-size:16px;margin:0 0 14px}h3{font-size:13px;font-weight:600;color:var(--
 font-weight:600}
 .verdict{display:inline-block;margin:0 0 10px;padding:6px 14px;border-radius:8px;font-weight:600}
 .verdict.good{color:var(--good);background:color-mix(in srgb,var(--good) 12%,transparent)}
+.verdict.changed{color:var(--amber);background:color-mix(in srgb,var(--amber) 14%,transparent)}
 .verdict.bad{color:var(--bad);background:color-mix(in srgb,var(--bad) 12%,transparent)}
 .sub{color:var(--soft);margin:0 0 22px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(185px,1fr));gap:14px;margin-bottom:18px}
@@ -56,8 +57,19 @@ svg .grid{stroke:var(--line);stroke-width:1}svg text{fill:var(--soft)}svg .axis{
 svg .middle{text-anchor:middle}svg .end{text-anchor:end}svg .note{fill:var(--ink);font-size:11px}
 svg polyline{fill:none;stroke-width:2.2}svg .roof{stroke:var(--ink)}
 svg .reachable{stroke-dasharray:6 5;stroke-width:1.6;stroke:var(--soft)}
+svg .ridge{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 4}
+svg .note{paint-order:stroke;stroke:var(--panel);stroke-width:3px;stroke-linejoin:round}
 svg .latency{stroke:var(--bandwidth)}svg .promise{stroke:var(--bad);stroke-dasharray:4 4;stroke-width:1.4}
 svg .band{fill:var(--bandwidth);opacity:.13}
 svg .decode{fill:var(--bandwidth)}svg .prefill{fill:var(--arithmetic)}svg .broken{fill:var(--bad)}
+.text-last th:last-child,.text-last td:last-child{text-align:left}
+@media (max-width:560px){main{padding:22px 14px 32px}dl{grid-template-columns:1fr;gap:1px}
+dd{margin:0 0 9px}.panel{padding:15px 14px}.cards{grid-template-columns:1fr 1fr}.card .value{font-size:18px}
+.waterfall th{width:96px;padding-left:0}.waterfall .num{width:70px;padding-right:0}
+svg{font-size:15px}svg .note,svg .axis{font-size:15px}}
+@media print{:root{--bg:#fff;--panel:#fff;--ink:#14202e;--soft:#4a5868;--line:#d5dbe2;--free:#dfe4ea;
+--accent:#0b6e99;--good:#137a4b;--amber:#8a5a00;--bad:#b3261e}main{max-width:none;padding:0}
+*{-webkit-print-color-adjust:exact;print-color-adjust:exact}
+.panel,.card,tr{break-inside:avoid}.panel{overflow:visible}}
 footer{color:var(--soft);font-size:12.5px}footer ul{padding-left:18px}
 """

@@ -17,7 +17,7 @@ from rooftree.planner.search import (
     largest_concurrency,
     smallest_plan,
 )
-from rooftree.planner.storage import change_words, storages
+from rooftree.planner.storage import change_words, price_words, storages
 from rooftree.planner.workload import Workload
 from rooftree.specs.device import DeviceSpec
 
@@ -114,8 +114,8 @@ def _verdict(question: Question, chosen: Estimate) -> str:
     changed = change_words(chosen.deployment)
     stated = question.weight_dtype is not None and question.kv_dtype is not None
     if not (chosen.fits and chosen.meets):
-        tail = f" Tried with {changed}." if changed and not stated else ""
-        return _no_plan(chosen.verdict) + tail
+        tail = f" That is with {changed}." if changed else " Smaller dtypes do not change that."
+        return _no_plan(chosen.verdict) + ("" if stated else tail)
     if not changed or stated:
         return chosen.verdict
     return f"{chosen.verdict} Not as published, but with {changed}."
@@ -165,15 +165,21 @@ def _options(question: Question, device: DeviceSpec) -> tuple[StorageOption, ...
     found = []
     for settled in storages(question, device):
         smallest = fewest_devices(settled, device)
-        price = change_words(smallest.deployment) if smallest else ""
+        price = price_words(smallest.deployment) if smallest else ""
         found.append(StorageOption(settled.weight_dtype or "", settled.kv_dtype or "", price, smallest))
     return tuple(found)
 
 
 def _next_device(chosen: Estimate, ranking: tuple[RankedDevice, ...]) -> DeviceSpec | None:
-    """The device with the least more bandwidth than the chosen one, of the same maker where there is one."""
+    """The device with the least more bandwidth than the chosen one and no less arithmetic, of the same maker
+    where there is one."""
     have = chosen.deployment.device
-    faster = [row.device for row in ranking if row.device.bandwidth > have.bandwidth * 1.05]
+    most = max(have.peak_flops.values())
+    faster = [
+        row.device
+        for row in ranking
+        if row.device.bandwidth > have.bandwidth * 1.05 and max(row.device.peak_flops.values()) > most * 0.95
+    ]
     same = [device for device in faster if device.name.split()[0] == have.name.split()[0]]
     return min(same or faster, key=lambda device: device.bandwidth, default=None)
 

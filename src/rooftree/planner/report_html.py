@@ -55,10 +55,12 @@ def plan_html(plan: Plan) -> str:
 
 
 def _header(plan: Plan) -> str:
-    good = plan.chosen is not None and plan.chosen.fits and plan.chosen.meets
+    chosen = plan.chosen
+    good = chosen is not None and chosen.fits and chosen.meets
+    style = ("changed" if chosen and changes(chosen.deployment) else "good") if good else "bad"
     return (
         f"<header><p class='eyebrow'>Capacity plan</p><h1>{escape(plan.question.model.name)}</h1>"
-        f"<p class='verdict {'good' if good else 'bad'}'>{escape(plan.verdict)}</p>"
+        f"<p class='verdict {style}'>{escape(plan.verdict)}</p>"
         f"<p class='sub'>{escape(load_words(plan))}</p></header>"
     )
 
@@ -163,7 +165,8 @@ def _roof_labels(figure: Plot, bandwidth: float, peak: float, dtype: str, ridge:
         f"{peak / 1e12:,.0f} TFLOP/s {dtype}",
         "note end",
     )
-    figure.text(figure.x.at(ridge), figure.y.start - 8, f"ridge {ridge:.0f}", "note middle")
+    figure.line([(ridge, figure.y.low), (ridge, peak)], "ridge")
+    figure.text(figure.x.at(ridge) - 6, figure.y.start - 8, f"ridge {ridge:,.0f} FLOP/B", "note end")
     at = figure.x.low * 3
     label = f"{bandwidth / 1e12:.2f} TB/s"
     figure.text(figure.x.at(at) - 8, figure.y.at(at * bandwidth) - 3, label, "note end")
@@ -177,7 +180,9 @@ def _operating_point(figure: Plot, point: OperatingPoint, rate: float) -> None:
     )
     figure.point(point.work.intensity, rate, "decode" if is_decode else "prefill", tip)
     label = f"batch {point.batch}" if is_decode else "prefill"
-    figure.text(figure.x.at(point.work.intensity) + 8, figure.y.at(rate) + 14, label, "note")
+    x, y = figure.x.at(point.work.intensity), figure.y.at(rate)
+    near_edge = x > figure.x.start + figure.x.pixels - 70
+    figure.text(x + (-9 if near_edge else 9), y + 15, label, "note end" if near_edge else "note")
 
 
 def _batches(found: Estimate) -> str:
@@ -188,7 +193,7 @@ def _batches(found: Estimate) -> str:
     high = [(state.batch, half.band("tpot", state.tpot)[1] * 1e3) for state in states]
     promised = found.promise.tpot
     values = [value for _, value in [*low, *high]] + ([promised * 1e3] if promised else [])
-    figure = plot(560, 360, (0.9, max(4.0, found.sequences * 1.15)), decades(values))
+    figure = plot(560, 360, (0.7, max(4.0, found.sequences * 1.4)), decades(values))
     figure.grid("sequences in a step, per replica", "time per output token, ms")
     figure.area(low, high)
     figure.line(latency, "latency")
@@ -213,7 +218,7 @@ def _batch_point(figure: Plot, state: SteadyState, found: Estimate) -> None:
     )
     figure.point(state.batch, state.tpot * 1e3, "decode" if kept else "broken", tip)
     x, y = figure.x.at(state.batch), figure.y.at(state.tpot * 1e3)
-    figure.text(x - 6, y - 10, short(state.output_rate), "note end")
+    figure.text(x, y - 11, short(state.output_rate), "note middle")
 
 
 def _memory(found: Estimate) -> str:
@@ -264,10 +269,10 @@ def _waterfall(point: OperatingPoint) -> str:
         rows.append(
             f"<tr><th>{escape(part['part'])}</th><td class='track'><span class='{part['limit']}' "
             f"style='margin-left:{before:.2f}%;width:{width:.2f}%'></span></td>"
-            f"<td class='num'>{part['seconds'] * 1e3:.3g} ms</td></tr>"
+            f"<td class='num'>{duration(part['seconds'])}</td></tr>"
         )
         before += width
-    title = f"{point.label}: {point.time.seconds * 1e3:.3g} ms, bound by {point.time.binding}"
+    title = f"{point.label}: {duration(point.time.seconds)}, bound by {point.time.binding}"
     return f"<h3>{escape(title)}</h3><table class='waterfall'>{''.join(rows)}</table>"
 
 

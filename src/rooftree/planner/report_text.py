@@ -51,14 +51,14 @@ def print_plan(plan: Plan, console: Console) -> None:
 def duration(seconds: float) -> str:
     """``7.8 ms``, ``16.1 s``, ``3.2 h``."""
     if seconds < 10:
-        return f"{short(seconds * 1e3)} ms"
+        return f"{short(seconds * 1e3)} ms" if seconds >= 1e-4 else f"{short(seconds * 1e6)} µs"
     return f"{short(seconds)} s" if seconds < 10_000 else f"{short(seconds / 3600)} h"
 
 
 def duration_with_band(figure: Figure) -> str:
     """``7.8 ms (6.9–8.9)``: the band in the unit of the value."""
     value, unit = duration(figure.value).rsplit(" ", 1)
-    scale = {"ms": 1e3, "s": 1.0, "h": 1 / 3600}[unit]
+    scale = {"µs": 1e6, "ms": 1e3, "s": 1.0, "h": 1 / 3600}[unit]
     return f"{value} {unit} ({short(figure.low * scale)}–{short(figure.high * scale)})"
 
 
@@ -183,11 +183,11 @@ def _steps(found: Estimate) -> RenderableType:
 
 def _step(point: OperatingPoint) -> RenderableType:
     table = Table(box=None, pad_edge=False, show_header=False, title_justify="left")
-    table.title = f"{point.label}: {point.time.seconds * 1e3:.3g} ms, bound by {point.time.binding}"
+    table.title = f"{point.label}: {duration(point.time.seconds)}, bound by {point.time.binding}"
     for part in waterfall(point.time):
         width = max(1, round(BAR * part["seconds"] / point.time.seconds))
         bar = Text("█" * width, style=LIMIT_STYLE[part["limit"]])
-        table.add_row(part["part"], f"{part['seconds'] * 1e3:.3g} ms", bar, part["limit"])
+        table.add_row(part["part"], duration(part["seconds"]), bar, part["limit"])
     return table
 
 

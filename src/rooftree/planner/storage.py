@@ -16,11 +16,11 @@ SMALLER = 0.9
 
 # What published evaluations found (docs/planner.md names them); not measured here.
 _QUALITY = {
-    "kv8": "quality usually within 1 % of a 16-bit cache; check long contexts",
-    "fp8": "quality usually within 1 % of 16-bit weights",
-    "int8": "quality usually 1 to 3 % below 16-bit weights",
-    "4": "quality usually 1 to 4 % below 16-bit weights, more for small models",
-    "less": "quality clearly below 16-bit weights: measure on your task",
+    "kv8": "usually within 1 % of a 16-bit cache; check long contexts",
+    "fp8": "usually within 1 % of 16-bit weights",
+    "int8": "usually 1 to 3 % below 16-bit weights",
+    "4": "usually 1 to 4 % below 16-bit weights, more for small models",
+    "less": "clearly below 16-bit weights: measure on your task",
 }
 
 
@@ -67,7 +67,12 @@ def changes(deployment: Deployment) -> tuple[Change, ...]:
 
 def change_words(deployment: Deployment) -> str:
     """All changes in a clause, with their price; empty where nothing is changed."""
-    return "; ".join(f"{change.words()} ({change.quality})" for change in changes(deployment))
+    return " and ".join(f"{change.words()} (quality {change.quality})" for change in changes(deployment))
+
+
+def price_words(deployment: Deployment) -> str:
+    """The price alone, change by change; empty where nothing is changed."""
+    return "; ".join(f"{change.what}: {change.quality}" for change in changes(deployment))
 
 
 def _smaller(question: Question, device: DeviceSpec) -> Iterator[str]:
