@@ -126,7 +126,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     facts = machine()
-    read_gb_per_s = limits.measure(args.threads)[-1].read_gb_per_s
+    read_gb_per_s = limits.measure(args.threads)[-1].read / 1e9
     chosen = comparisons(args)
     results = {comparison.name: compare(comparison, args, read_gb_per_s) for comparison in chosen}
     if args.json:

@@ -12,19 +12,15 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 from statistics import median
-from time import perf_counter
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
 import limits
 from machine import describe, machine
 from rooftree import _native
-from rooftree.checkpoint.base import DType, Tensor
-from rooftree.checkpoint.formats import quantize
-from rooftree.kernels.cpu import CpuRecorder
+from rooftree.checkpoint.base import DType
+from rooftree.probe.products import ProductChain
 
 SHAPES = ("1536x576", "576x1536", "8192x2048", "2048x8192")
 _WEIGHTS = 1 << 24
@@ -43,53 +39,16 @@ class Product:
     of_peak: float
 
 
-class Chain:
-    """``count`` matrices (n, k) of a format, each times the same rows, added up."""
-
-    def __init__(
-        self, dtype: DType, n: int, k: int, count: int, *, rows: int, threads: int, isa: str
-    ) -> None:
-        rng = np.random.default_rng(0)
-        recorder = CpuRecorder(_native.ThreadPool(threads), heads=1, kv_heads=1, head_dim=8)
-
-        def matrix(name: str, kind: DType, *shape: int) -> Tensor:
-            values = rng.standard_normal(shape, np.float32)
-            return Tensor(name, shape, kind, quantize(kind, values), name)
-
-        x = recorder.embed(recorder.matrix(matrix("x", "F32", rows, k)))
-        total = recorder.embed(recorder.matrix(matrix("y", "F32", rows, n)))
-        for i in range(count):
-            weight = recorder.matrix(matrix(f"w{i}", dtype, n, k))
-            total = recorder.linear_add(total, x, weight, None)
-        recorder.sample(recorder.select_sampled(total))
-        angles = np.zeros((rows, 4), np.float32)
-        self._program, _ = recorder.build(isa, rows, 1, angles, angles)
-        self._program.set_kv_cache(_native.KvCache(1, 1, 8, 16, 0, 1))
-        self._request = np.array([[0, 0, rows, 0, 0]], np.int32)
-        self._tokens = np.arange(rows, dtype=np.int32).reshape(1, rows)
-        self._blocks = np.zeros((1, -(-rows // 16)), np.int32)
-
-    def seconds(self) -> float:
-        """One pass through all matrices."""
-        none: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        no_bytes, no_floats = np.zeros(0, np.uint8), np.zeros(0, np.float32)
-        begin = perf_counter()
-        self._program.run(
-            self._request, self._tokens, self._blocks, no_bytes, none, no_floats, none, no_bytes
-        )
-        return perf_counter() - begin
-
-
 def measure(dtype: DType, shape: str, args: argparse.Namespace, peak: float) -> Product:
     """One format and shape, n x k."""
     n, k = (int(part) for part in shape.split("x"))
     count = max(1, _WEIGHTS // (n * k))
     chain, longer = (
-        Chain(dtype, n, k, times * count, rows=args.rows, threads=args.threads, isa=args.isa)
+        ProductChain(dtype, n, k, count=times * count, max_rows=args.rows, threads=args.threads, isa=args.isa)
         for times in (1, 2)
     )
     operations = 2e-9 * count * n * k * args.rows
-    pairs = [(chain.seconds(), longer.seconds()) for _ in range(args.repeats + 1)][1:]
+    pairs = [(chain.seconds(args.rows), longer.seconds(args.rows)) for _ in range(args.repeats + 1)][1:]
     seconds, best = (f(pair[1] for pair in pairs) - f(pair[0] for pair in pairs) for f in (median, min))
     return Product(
         dtype, shape, args.rows, operations / seconds, operations / best, operations / seconds / peak
@@ -124,7 +83,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     facts = machine()
-    peak = limits.measure(args.threads)[-1].int8
+    peak = limits.measure(args.threads, args.isa)[-1].best_int8 / 1e9
     products = [
         measure(dtype, shape, args, peak)
         for dtype in args.format or ["Q4_0", "Q4_1"]

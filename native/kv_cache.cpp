@@ -1,5 +1,6 @@
 #include "kv_cache.h"
 
+#include <cstring>
 #include <stdexcept>
 
 namespace rooftree {
@@ -14,5 +15,8 @@ KvCache::KvCache(int layers, int kv_heads, int head_dim, int block_size, KvForma
 size_t KvCache::bytes_per_block(int layers, int kv_heads, int head_dim, int block_size, KvFormat format) {
     return static_cast<size_t>(2) * layers * kv_heads * kv_head_bytes(format, head_dim, block_size);
 }
+
+// In each of the formats a small number, and no slow one.
+void KvCache::fill() { std::memset(memory_.data(), 0x10, memory_.size()); }
 
 }  // namespace rooftree

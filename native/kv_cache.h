@@ -17,6 +17,9 @@ class KvCache {
 
     static size_t bytes_per_block(int layers, int kv_heads, int head_dim, int block_size, KvFormat format);
 
+    // Writes to all of it, as if it had been in use: memory that was never written costs nothing to read.
+    void fill();
+
     // In block 0; `block_stride` bytes further for each block.
     uint8_t* k(int layer, int kv_head) const { return memory_.data() + (2 * layer * kv_heads_ + kv_head) * head_bytes(); }
     uint8_t* v(int layer, int kv_head) const { return k(layer, kv_head) + kv_heads_ * head_bytes(); }

@@ -117,6 +117,7 @@ NB_MODULE(_native, m) {
         .def("__init__", [](KvCache* self, int layers, int kv_heads, int head_dim, int block_size, int format, int64_t num_blocks) {
             new (self) KvCache(layers, kv_heads, head_dim, block_size, static_cast<KvFormat>(format), num_blocks);
         }, "layers"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "format"_a, "num_blocks"_a)
+        .def("fill", &KvCache::fill, nb::call_guard<nb::gil_scoped_release>())
         .def_static("bytes_per_block", [](int layers, int kv_heads, int head_dim, int block_size, int format) {
             return KvCache::bytes_per_block(layers, kv_heads, head_dim, block_size, static_cast<KvFormat>(format));
         }, "layers"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "format"_a);

@@ -12,7 +12,7 @@ import rooftree
 FLOORS: list[set[str]] = [
     {"cli"},
     {"server", "planner"},
-    {"bench"},
+    {"bench", "probe"},
     {"engine"},
     {"scheduler"},
     {"kvcache"},

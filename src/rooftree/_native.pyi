@@ -62,6 +62,9 @@ class KvCache:
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, block_size: int, format: int, num_blocks: int
     ) -> None: ...
+    def fill(self) -> None:
+        """Write small numbers to all of it, as if it had been in use."""
+
     @staticmethod
     def bytes_per_block(layers: int, kv_heads: int, head_dim: int, block_size: int, format: int) -> int: ...
 

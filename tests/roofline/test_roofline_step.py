@@ -140,11 +140,20 @@ def test_measured_products_are_met_and_grow_evenly_between() -> None:
 
 
 def test_a_format_without_measurement_is_taken_as_its_neighbour() -> None:
-    q4, q8 = ProductRates("q4_0", (1,), (0.5,)), ProductRates("q8_0", (1,), (0.25,))
-    efficiency = Efficiency(products=(q4, q8))
-    for name, expected in (("q4_0", q4), ("q4_1", q4), ("q6_k", q8), ("bf16", q8), ("my own", q8)):
-        assert efficiency.product_mix([(name, 1.0)]).rates == ((expected, 1.0),)
-    half = efficiency.product_mix([("q4_0", 0.5), ("q8_0", 0.5)])
+    q4, q8, fp16 = (ProductRates(name, (1,), (0.5,)) for name in ("q4_0", "q8_0", "fp16"))
+    efficiency = Efficiency(arithmetic=0.3, products=(q4, q8, fp16))
+    for name, expected in (("q4_0", q4), ("q4_1", q4), ("q6_k", q8)):
+        assert efficiency.product_mix([(name, 1.0)], "packed").rates == ((expected, 1.0),)
+    for name in ("bf16", "fp32", "fp8", "my own"):
+        assert efficiency.product_mix([(name, 1.0)], "fp32").rates == ((fp16, 1.0),)
+    assert replace(efficiency, products=(q4,)).product_mix([("bf16", 1.0)], "bf16").rates == ()
+
+
+def test_formats_of_one_product_take_their_shares() -> None:
+    efficiency = Efficiency(
+        products=(ProductRates("q4_0", (1,), (0.5,)), ProductRates("q8_0", (1,), (0.25,)))
+    )
+    half = efficiency.product_mix([("q4_0", 0.5), ("q8_0", 0.5)], "packed")
     assert half.equivalent_rows(2) == pytest.approx(0.5 * 2 / 0.5 + 0.5 * 2 / 0.25)
 
 

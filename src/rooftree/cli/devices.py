@@ -16,6 +16,7 @@ HELP = """List the accelerators that Rooftree can plan for, with their dense rat
 
 \b
   rooftree devices
+  rooftree devices this-machine --json  what 'rooftree probe' measured here
   rooftree devices H100 --json          one device, every figure with its source
   rooftree devices --file mine.toml     with your own devices, and your prices
 
@@ -38,9 +39,11 @@ _WIDTH = 118
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"devices": [...]}.')
 def command(name: str | None, user_file: Path | None, as_json: bool) -> None:
     """See HELP."""
+    from rooftree.roofline.machine import known_machine_file
     from rooftree.specs.catalogue import find_device, known_devices
 
-    devices = known_devices(user_file) if name is None else (find_device(name, user_file),)
+    probed = known_machine_file()
+    devices = known_devices(user_file, probed) if name is None else (find_device(name, user_file, probed),)
     if as_json:
         click.echo(json.dumps({"devices": [describe(device) for device in devices]}, indent=2))
     else:

@@ -20,6 +20,7 @@ COMMANDS = {
     "pull": "Fetch a model.",
     "inspect": "Show what a model is made of.",
     "devices": "List the accelerators that can be planned for.",
+    "probe": "Measure this machine, for plans and telemetry.",
     "plan": "Plan capacity: what fits, how fast, what binds, what it costs.",
     "bench": "Measure speed.",
     "version": "Show the version.",

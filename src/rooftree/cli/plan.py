@@ -131,6 +131,7 @@ def take_question(values: dict[str, Any]) -> Question:
     from rooftree.planner.devices import measured_device, priced
     from rooftree.planner.models import resolve_model
     from rooftree.planner.question import Question
+    from rooftree.roofline.machine import known_machine_file
     from rooftree.roofline.memory import MemoryOptions
     from rooftree.specs.catalogue import known_devices
     from rooftree.specs.weight_format import cache_bytes
@@ -143,9 +144,9 @@ def take_question(values: dict[str, Any]) -> Question:
         named_scheme(weight_dtype)
     if values["kv_dtype"] is not None:
         cache_bytes(1, values["kv_dtype"])
-    own = values["devices_file"]
+    own, probed = values["devices_file"], known_machine_file()
     price, prices = _prices(values["prices"], own)
-    device = measured_device(values["device"], own) if values["device"] is not None else None
+    device = measured_device(values["device"], own, probed) if values["device"] is not None else None
     return Question(
         model=resolve_model(values["model"]),
         workload=_workload(values),
@@ -167,8 +168,9 @@ def take_question(values: dict[str, Any]) -> Question:
             max_sequences=values["max_num_seqs"],
             windowed=values["windowed_kv"],
         ),
-        devices=tuple(priced(known, prices) for known in known_devices(own)),
+        devices=tuple(priced(known, prices) for known in known_devices(own, probed)),
         constants_file=user_constants_file(),
+        machine_file=probed,
     )
 
 

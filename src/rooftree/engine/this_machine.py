@@ -13,7 +13,8 @@ from rooftree.engine.executors.processor import memory_bytes, processor_name
 from rooftree.errors import ConfigError
 from rooftree.roofline.costs import ModelCosts, model_costs
 from rooftree.roofline.efficiency import Efficiency
-from rooftree.roofline.machine import ALIAS, Machine, Setting, default_machine_file, read_machine
+from rooftree.roofline.machine import Machine, Setting, default_machine_file, read_machine
+from rooftree.specs.catalogue import THIS_MACHINE
 from rooftree.specs.device import DeviceSpec
 
 TYPICAL = Efficiency(
@@ -68,7 +69,7 @@ def measure_device(setting: Setting, *, read_bytes: int, rounds: int, tries: int
     rates = _native.int8_rates(isa, threads, rounds, tries)
     return DeviceSpec(
         name=setting.cpu,
-        aliases=(ALIAS,),
+        aliases=(THIS_MACHINE,),
         peak_flops={
             "fp32": _native.fp32_rate(isa, threads, rounds, tries),
             "int8": max(rate for _, rate in rates),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,10 +13,19 @@ from typing import Any
 
 from rooftree.errors import ConfigError
 from rooftree.planner.calibration.vector import NAMES
+from rooftree.roofline.efficiency import Efficiency
+from rooftree.roofline.machine import ProbedMachine, read_machine
 from rooftree.specs.device import DeviceSpec
 from rooftree.specs.user_folder import user_folder
 
 FORMAT = "rooftree-step-model/1"
+OWN_ENGINE = "rooftree"
+ANY_DTYPE = "any"
+
+PROBED_ERROR = 0.2
+"""Relative error of nine steps in ten on models that a probe has not seen (docs/planner.md), at least."""
+OWN_FRONTEND_SECONDS = 5e-3
+"""From a request's arrival to the engine and back: HTTP, template and tokenizer of a short prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,8 @@ class StackConstants:
         constants: by name (``calibration.vector``).
         points: measured points that they were fitted to.
         bands: kind of figure -> half width of the band, in logarithms, from held-out errors.
-        origin: for people: ``calibrated on 10 points`` or ``uncalibrated``.
+        origin: for people: ``calibrated on 10 points``, ``probed on ...`` or ``uncalibrated``.
+        efficiency: of a probed machine; it stands instead of the constants for the step model.
     """
 
     stack: str
@@ -36,6 +46,15 @@ class StackConstants:
     points: int
     bands: Mapping[str, float]
     origin: str
+    efficiency: Efficiency | None = None
+
+    def without_overhead(self) -> StackConstants:
+        """The same with no fixed cost of a step and its layers."""
+        none = {"layer_seconds": 0.0, "step_seconds": 0.0, "launch_seconds": 0.0}
+        known = self.efficiency
+        if known is not None:
+            known = replace(known, layer_seconds=0.0, step_seconds=0.0, launch_seconds=0.0)
+        return replace(self, constants={**self.constants, **none}, efficiency=known)
 
     def band(self, kind: str, seconds: float) -> tuple[float, float]:
         """Low and high of a figure of that kind."""
@@ -49,11 +68,15 @@ def user_constants_file() -> Path:
 
 
 @lru_cache(maxsize=8)
-def load_constants(user_file: Path | None = None) -> tuple[StackConstants, ...]:
+def load_constants(
+    user_file: Path | None = None, machine_file: Path | None = None
+) -> tuple[StackConstants, ...]:
     """The general constants first, then every stack; the user's stacks replace ours of the same name.
 
+    ``machine_file``: what ``rooftree probe`` wrote; it gives a stack for every weight dtype.
+
     Raises:
-        ConfigError: the user's file is not readable or lacks a constant.
+        ConfigError: a file is not readable or lacks a constant.
     """
     shipped = files("rooftree.planner").joinpath("data", "constants.json").read_text(encoding="utf-8")
     known = {entry.stack: entry for entry in parse_constants(json.loads(shipped), "constants.json")}
@@ -64,7 +87,23 @@ def load_constants(user_file: Path | None = None) -> tuple[StackConstants, ...]:
             raise ConfigError(f"{user_file}: {error}") from error
         own = parse_constants(document, str(user_file), known[""])
         known |= {entry.stack: entry for entry in own if entry.stack}
+    if machine_file is not None:
+        entry = probed_constants(read_machine(machine_file), known[""])
+        known[entry.stack] = entry
     return tuple(known.values())
+
+
+def probed_constants(probed: ProbedMachine, general: StackConstants) -> StackConstants:
+    """The engine's constants on a probed machine, for any weight dtype: products were measured of each."""
+    band = math.log1p(max(probed.quality.p90, PROBED_ERROR))
+    return StackConstants(
+        stack=f"{probed.device.name} / {OWN_ENGINE} / {ANY_DTYPE}",
+        constants={**general.constants, "frontend_seconds": OWN_FRONTEND_SECONDS},
+        points=probed.quality.steps,
+        bands=dict.fromkeys(general.bands, band),
+        origin=probed.machine.origin,
+        efficiency=probed.efficiency,
+    )
 
 
 def parse_constants(
@@ -101,12 +140,17 @@ def choose_constants(
 ) -> StackConstants:
     """The stack that fits a plan: same device, engine and weight dtype; else the general constants.
 
-    Without an engine the general constants are used, since no measured engine was asked for.
+    Without an engine the general constants are used, since no measured engine was asked for; on a probed
+    machine it is Rooftree's own.
     """
     if engine is not None:
         for entry in known:
             parts = entry.stack.split(" / ")
             same = len(parts) == 3 and parts[0] == device.name and _dtype(parts[2]) == _dtype(weight_dtype)
             if same and (parts[1] == engine or parts[1].split()[0] == engine):
+                return entry
+    if engine in (None, OWN_ENGINE):
+        for entry in known:
+            if entry.efficiency is not None and entry.stack.split(" / ")[0] == device.name:
                 return entry
     return known[0]

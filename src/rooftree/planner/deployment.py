@@ -80,6 +80,8 @@ class Deployment:
     @cached_property
     def efficiency(self) -> Efficiency:
         """The fitted constants for this device and storage."""
+        if self.constants.efficiency is not None:
+            return self.constants.efficiency
         return efficiency_of(
             self.constants.constants,
             self.device,

@@ -17,21 +17,21 @@ from rooftree.specs.device_file import devices_from
 
 
 @lru_cache(maxsize=256)
-def measured_device(name: str, user_file: Path | None = None) -> DeviceSpec:
+def measured_device(name: str, user_file: Path | None = None, machine_file: Path | None = None) -> DeviceSpec:
     """A device of the catalogue, of the user's, or of those that only measured points are about.
 
     Raises:
         ConfigError: none of them; the message lists names like it.
     """
     try:
-        return find_device(name, user_file)
+        return find_device(name, user_file, machine_file)
     except ConfigError:
         for device in _only_measured():
             if _key(name) in map(_key, (device.name, *device.aliases)):
                 return device
         bare = re.sub(r"[ _-](?:server|sxm\d?|per gpu)$", "", name.strip(), flags=re.IGNORECASE)
         if bare != name.strip():
-            return measured_device(bare, user_file)
+            return measured_device(bare, user_file, machine_file)
         raise
 
 

@@ -60,15 +60,7 @@ def _variants(found: Estimate, next_device: DeviceSpec | None) -> Iterator[tuple
     yield from _layout_variants(base)
     if next_device is not None:
         yield f"on {next_device.name}", replace(base, device=next_device), ""
-    quicker = replace(
-        base.constants,
-        constants={
-            **base.constants.constants,
-            "layer_seconds": 0.0,
-            "step_seconds": 0.0,
-            "launch_seconds": 0.0,
-        },
-    )
+    quicker = base.constants.without_overhead()
     yield "no overhead per layer and step", replace(base, constants=quicker), "the best any engine could"
 
 

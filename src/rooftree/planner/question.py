@@ -46,6 +46,7 @@ class Question:
     options: MemoryOptions = field(default_factory=MemoryOptions)
     devices: tuple[DeviceSpec, ...] = ()
     constants_file: Path | None = None
+    machine_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None and not 1 <= self.count <= 100_000:

@@ -31,7 +31,7 @@ CLOSE_CALLS = 3
 
 def deployment_for(question: Question, device: DeviceSpec, parallel: Parallel) -> Deployment:
     """One layout, with the constants that fit it. Dtypes that the question leaves open are the published."""
-    known = load_constants(question.constants_file)
+    known = load_constants(question.constants_file, question.machine_file)
     weight_dtype = question.weight_dtype or PUBLISHED
     published = question.model.architecture.scheme.linear.name
     measured = published if weight_dtype == PUBLISHED else weight_dtype

@@ -265,7 +265,7 @@ def _matrices(costs: ModelCosts, device: DeviceSpec, efficiency: Efficiency) -> 
         folded.append(
             _Matrix(
                 matrix,
-                efficiency.product_mix(matrix.formats),
+                efficiency.product_mix(matrix.formats, matrix.arithmetic),
                 is_head,
                 matrix.weight_bytes / bandwidth,
                 moved,

@@ -95,16 +95,27 @@ class Efficiency:
     activation_seconds: float = 0.0
     products: tuple[ProductRates, ...] = ()
 
-    def product_mix(self, formats: Sequence[tuple[str, float]]) -> ProductMix:
-        """What is known of products with weights of these formats, each with its share of the arithmetic."""
-        rates = tuple((self._rates_of(name), part) for name, part in formats) if self.products else ()
-        return ProductMix(self.arithmetic, rates)
+    def product_mix(self, formats: Sequence[tuple[str, float]], arithmetic: str) -> ProductMix:
+        """What is known of products with weights of these formats, each with its share of the FLOP.
 
-    def _rates_of(self, name: str) -> ProductRates:
-        def distance(rates: ProductRates) -> float:
-            return 0.0 if rates.format == name else 1.0 + abs(_bits(rates.format) - _bits(name))
+        ``arithmetic``: as in ``MatrixCosts``; what is packed is not compared with what is not.
+        """
+        kind = [rates for rates in self.products if _is_packed(rates.format) == (arithmetic == "packed")]
+        if not kind:
+            return ProductMix(self.arithmetic)
+        return ProductMix(self.arithmetic, tuple((_nearest(kind, name), part) for name, part in formats))
 
-        return min(self.products, key=distance)
+
+def _nearest(known: Sequence[ProductRates], name: str) -> ProductRates:
+    def distance(rates: ProductRates) -> float:
+        return 0.0 if rates.format == name else 1.0 + abs(_bits(rates.format) - _bits(name))
+
+    return min(known, key=distance)
+
+
+def _is_packed(name: str) -> bool:
+    stored = FORMATS.get(name, FORMATS["fp16"])
+    return stored.bits < 16 and stored.arithmetic in ("bf16", "fp16", "fp32")
 
 
 @lru_cache(maxsize=256)

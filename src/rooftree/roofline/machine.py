@@ -22,7 +22,6 @@ from rooftree.specs.device_file import device_document, devices_from
 from rooftree.specs.user_folder import user_folder
 
 FORMAT = "rooftree-machine/1"
-ALIAS = "this-machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,12 @@ class ProbedMachine:
 def default_machine_file() -> Path:
     """Where ``rooftree probe`` writes, and where all others look."""
     return user_folder() / "this-machine.json"
+
+
+def known_machine_file() -> Path | None:
+    """The same, if there is one."""
+    file = default_machine_file()
+    return file if file.exists() else None
 
 
 def write_machine(probed: ProbedMachine, file: Path) -> None:

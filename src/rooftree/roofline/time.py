@@ -178,7 +178,7 @@ def part_seconds(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> 
     if not part.flop:
         return memory, 0.0
     per_row = part.flop / (rate * factor * part.rows)
-    return memory, per_row * efficiency.product_mix(part.formats).equivalent_rows(part.rows)
+    return memory, per_row * efficiency.product_mix(part.formats, part.arithmetic).equivalent_rows(part.rows)
 
 
 def _part_time(part: PartWork, device: DeviceSpec, efficiency: Efficiency) -> PartTime:

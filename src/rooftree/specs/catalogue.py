@@ -22,31 +22,44 @@ def _built_in() -> tuple[DeviceSpec, ...]:
     return devices_from(tomllib.loads(text), "devices.toml")
 
 
-def known_devices(user_file: Path | None = None) -> tuple[DeviceSpec, ...]:
-    """Every device of the catalogue, then those of a user's TOML or JSON file.
+THIS_MACHINE = "this-machine"
+"""Alias of the device that ``rooftree probe`` measured."""
 
-    A device of the user's replaces the catalogue's of the same name.
+
+def known_devices(user_file: Path | None = None, machine_file: Path | None = None) -> tuple[DeviceSpec, ...]:
+    """Every device of the catalogue, the machine that was probed, those of a user's TOML or JSON file.
+
+    A later device replaces one of the same name before it.
+
+    Args:
+        machine_file: what ``rooftree probe`` wrote.
 
     Raises:
-        ConfigError: the file is not readable or a field is missing or impossible; the message names it.
+        ConfigError: a file is not readable or a field is missing or impossible; the message names it.
     """
     own = read_devices(user_file) if user_file is not None else ()
+    if machine_file is not None:
+        names = {normal_name(device.name) for device in own}
+        probed = (device for device in read_devices(machine_file) if normal_name(device.name) not in names)
+        own = (*probed, *own)
     replaced = {normal_name(device.name) for device in own}
     return (*(device for device in _built_in() if normal_name(device.name) not in replaced), *own)
 
 
-def find_device(name: str, user_file: Path | None = None) -> DeviceSpec:
+def find_device(name: str, user_file: Path | None = None, machine_file: Path | None = None) -> DeviceSpec:
     """A device by name or alias. Case, spaces, hyphens and the vendor's name do not matter.
 
     Raises:
-        ConfigError: there is none; the message lists names like it. Or the user's file is wrong.
+        ConfigError: there is none; the message lists names like it. Or a file is wrong (``known_devices``).
     """
-    devices = known_devices(user_file)
+    devices = known_devices(user_file, machine_file)
     wanted = normal_name(name)
     # The user's come last and win.
     for device in reversed(devices):
         if wanted in map(normal_name, (device.name, *device.aliases)):
             return device
+    if wanted == normal_name(THIS_MACHINE):
+        raise ConfigError("this machine was not probed yet: run rooftree probe")
     by_key = {
         normal_name(spelling): device.name
         for device in devices

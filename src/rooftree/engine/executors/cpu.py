@@ -57,7 +57,7 @@ class CPUExecutor:
         isa: str | None = None,
     ) -> None:
         spec = checkpoint.spec
-        self.isa: str | None = _choose_isa(isa)
+        self.isa: str | None = choose_isa(isa)
         if block_size % 16 or block_size <= 0:
             raise ConfigError(f"--block-size {block_size}: must be a positive multiple of 16")
         if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:
@@ -80,6 +80,7 @@ class CPUExecutor:
         logits = decoder(recorder, spec, load_weights(recorder, spec, checkpoint.tensors))
         recorder.sample(logits)
         cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
+        self._kv_cache: _native.KvCache | None = None
         self._program: _native.Program | None
         self._program, self.activation_bytes = recorder.build(
             self.isa, max_num_batched_tokens, max_num_seqs, cos, sin
@@ -113,7 +114,13 @@ class CPUExecutor:
             raise ConfigError(
                 f"the system refused {gib:.2f} GiB for {num_blocks} KV blocks; lower --kv-cache-memory"
             ) from None
+        self._kv_cache = cache
         self._open_program().set_kv_cache(cache)
+
+    def fill_kv_cache(self) -> None:
+        """Write to all KV memory, so that reading it takes as long as in use; for measurements."""
+        if self._kv_cache is not None:
+            self._kv_cache.fill()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         sampled: list[ScheduledRequest] = []
@@ -159,6 +166,7 @@ class CPUExecutor:
         return out.reshape(num_rows, self._spec.vocab_size)
 
     def close(self) -> None:
+        self._kv_cache = None
         self._program = None  # and with it weights, KV blocks and threads
 
     def _open_program(self) -> _native.Program:
@@ -167,7 +175,12 @@ class CPUExecutor:
         return self._program
 
 
-def _choose_isa(isa: str | None) -> str:
+def choose_isa(isa: str | None) -> str:
+    """The kernels to use: as asked, else the best.
+
+    Raises:
+        ConfigError: this machine or build does not run them.
+    """
     supported = _native.supported_isas()
     if isa is not None and isa not in supported:
         raise ConfigError(f"--isa {isa} (or ROOFTREE_ISA): this machine and build run {', '.join(supported)}")

@@ -1,0 +1,49 @@
+"""What the machine can do at the most, by the native loops that do nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rooftree import _native
+
+READ_BYTES = 1 << 28
+ROUNDS = 400_000
+TRIES = 9
+READ_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What that many threads reach together, best of several tries, in bytes and operations per second.
+
+    A multiply-add is two operations.
+
+    Attributes:
+        read: from memory far larger than the caches.
+        fp32, int8: operands in registers; int8 by way of computing.
+    """
+
+    threads: int
+    read: float
+    fp32: float
+    int8: Mapping[str, float]
+
+    @property
+    def best_int8(self) -> float:
+        """Of the best way."""
+        return max(self.int8.values())
+
+
+def measure_limits(isa: str, threads: int, *, read_bytes: int = READ_BYTES) -> Limits:
+    """Take half a second for it.
+
+    Raises:
+        ValueError: an instruction set that is not available, or no thread.
+    """
+    return Limits(
+        threads=threads,
+        read=_native.read_rate(isa, threads, read_bytes, READ_TRIES),
+        fp32=_native.fp32_rate(isa, threads, ROUNDS, TRIES),
+        int8=dict(_native.int8_rates(isa, threads, ROUNDS, TRIES)),
+    )

@@ -1,0 +1,162 @@
+"""The whole probe: limits, products, steps, and the constants that explain them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rooftree.checkpoint.base import DType
+from rooftree.checkpoint.formats import is_quantized, tensor_bytes
+from rooftree.engine.executors.processor import memory_bytes
+from rooftree.probe.fit import ProductSample, StepSample, fit_efficiency, fit_quality
+from rooftree.probe.limits import Limits
+from rooftree.probe.meter import Meter, Products, Steps
+from rooftree.probe.random_model import llama_spec
+from rooftree.probe.steps import StepShape, TimedStep
+from rooftree.roofline.machine import ProbedMachine, Setting
+from rooftree.specs.catalogue import THIS_MACHINE
+from rooftree.specs.device import DeviceSpec
+from rooftree.specs.model import ModelSpec
+
+Progress = Callable[[str, float], None]
+
+FORMATS: tuple[DType, ...] = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16")
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+PRODUCT_SHAPE = (2048, 2048)
+PRODUCT_BYTES = 64 << 20
+PRODUCT_ROUNDS = 4
+
+DECODES = (
+    (1, 16),
+    (1, 2048),
+    (2, 512),
+    (4, 16),
+    (4, 1024),
+    (8, 512),
+    (8, 2048),
+    (16, 16),
+    (16, 512),
+    (32, 16),
+    (32, 256),
+)
+CHUNKS = ((16, 0), (16, 2048), (64, 0), (64, 1024), (256, 0), (256, 1024), (512, 0))
+STEP_ROUNDS = 3
+DECODE_REPEATS = 4
+KV_BYTES = 640 << 20
+
+QUIET = 0.2
+"""Quantile of the repeats that is taken: what disturbs a measurement only makes it longer."""
+
+
+def models() -> tuple[ModelSpec, ...]:
+    """Two of different widths and depths, so that what a layer costs is told from what a weight does."""
+    return (
+        llama_spec(
+            hidden=512, intermediate=1408, layers=32, heads=8, kv_heads=2, vocab=32_000, positions=3072
+        ),
+        llama_spec(
+            hidden=2048, intermediate=5632, layers=3, heads=32, kv_heads=8, vocab=16_000, positions=3072
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """``limits``: of one thread, then of all where there are more."""
+
+    machine: ProbedMachine
+    limits: tuple[Limits, ...]
+
+
+def run_probe(meter: Meter, setting: Setting, day: str, progress: Progress) -> ProbeResult:
+    """Measure everything and fit.
+
+    Args:
+        day: as YYYY-MM-DD, for the record.
+        progress: told what is being measured, and the share that is done.
+
+    Raises:
+        RooftreeError: the memory does not hold the small models that are measured.
+    """
+    progress("limits", 0.0)
+    limits = tuple(meter.limits(threads) for threads in sorted({1, setting.threads}))
+    device = device_of(setting, limits[-1], day)
+    products = _measure_products(meter, progress)
+    steps = _measure_steps(meter, progress)
+    progress("constants", 0.98)
+    efficiency = fit_efficiency(products, steps, device)
+    quality = fit_quality(steps, device, efficiency)
+    progress("done", 1.0)
+    return ProbeResult(ProbedMachine(setting, device, efficiency, quality, day), limits)
+
+
+def device_of(setting: Setting, limits: Limits, day: str) -> DeviceSpec:
+    """The machine for the planner."""
+    measured = f"rooftree probe, {day}, {limits.threads} threads, {setting.isa}"
+    return DeviceSpec(
+        name=setting.cpu,
+        aliases=(THIS_MACHINE,),
+        peak_flops={"fp32": limits.fp32, "int8": limits.best_int8},
+        bandwidth=limits.read,
+        memory_bytes=memory_bytes(),
+        sources=dict.fromkeys(("peak_flops", "bandwidth", "memory_bytes"), measured),
+        certainty="high: measured",
+    )
+
+
+def _measure_products(meter: Meter, progress: Progress) -> list[ProductSample]:
+    n, k = PRODUCT_SHAPE
+    chains: list[tuple[DType, Products]] = [
+        (dtype, meter.products(dtype, n, k, round(PRODUCT_BYTES / tensor_bytes(dtype, (n, k))), max(ROWS)))
+        for dtype in FORMATS
+    ]
+    seconds: dict[tuple[DType, int], list[float]] = {}
+    for turn in range(PRODUCT_ROUNDS):
+        for at, (dtype, chain) in enumerate(chains):
+            progress(f"products {dtype}", 0.05 + 0.3 * (turn + at / len(chains)) / PRODUCT_ROUNDS)
+            for rows in ROWS:
+                seconds.setdefault((dtype, rows), []).append(chain.seconds(rows))
+    return [
+        ProductSample(
+            format={"F16": "fp16"}.get(dtype, dtype.lower()),
+            arithmetic="packed" if is_quantized(dtype) else "fp16",
+            rows=rows,
+            weights=chain.weights,
+            num_bytes=chain.weight_bytes,
+            seconds=quiet(seconds[dtype, rows]),
+        )
+        for dtype, chain in chains
+        for rows in ROWS
+    ]
+
+
+def _measure_steps(meter: Meter, progress: Progress) -> list[StepSample]:
+    shapes = [StepShape(batch, context) for batch, context in DECODES]
+    shapes += [StepShape(1, context, chunk) for chunk, context in CHUNKS]
+    most = max(batch for batch, _ in DECODES)
+    rigs = [meter.steps(spec, "Q4_0", KV_BYTES, most) for spec in models()]
+    try:
+        timed: dict[tuple[int, StepShape], list[TimedStep]] = {}
+        for turn in range(STEP_ROUNDS):
+            for index, rig in enumerate(rigs):
+                progress("steps of the engine", 0.35 + 0.6 * (turn + index / len(rigs)) / STEP_ROUNDS)
+                for shape in shapes:
+                    repeats = 1 if shape.chunk else DECODE_REPEATS
+                    timed.setdefault((index, shape), []).extend(rig.time(shape, repeats))
+        return [_sample(rigs[index], steps) for (index, _), steps in timed.items()]
+    finally:
+        for rig in rigs:
+            rig.close()
+
+
+def _sample(rig: Steps, steps: Sequence[TimedStep]) -> StepSample:
+    native = quiet([step.native_seconds for step in steps])
+    outside = quiet([step.seconds - step.native_seconds for step in steps])
+    return StepSample(rig.costs, steps[len(steps) // 2].batch, native + outside, outside)
+
+
+def quiet(seconds: Sequence[float]) -> float:
+    """What repeats come to where nothing disturbs them."""
+    return float(np.quantile(seconds, QUIET))
