@@ -10,7 +10,7 @@ from rooftree.checkpoint.layout import EMBEDDING
 from rooftree.checkpoint.open import open_checkpoint
 from rooftree.engine.builder import build_engine_core
 from rooftree.engine.config import EngineConfig
-from rooftree.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from rooftree.engine.messages import EngineCoreOutputs, EngineCoreRequest, StepTotals
 from rooftree.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -40,13 +40,13 @@ class RooftreeSpeed:
         self._core, self.ready = build_engine_core(config, checkpoint)
         unread = 0 if checkpoint.spec.tie_word_embeddings else checkpoint.tensors[EMBEDDING].num_bytes
         self.step_weight_bytes = self._core.executor.weight_bytes - unread
-        self.aside_seconds = 0.0
+        self._before = self._totals()
         self._num_requests = 0
         self._held: list[list[int]] = []
 
     def prefill_seconds(self, prompt: Sequence[int]) -> float:
         """From a prompt, which must be new to the prefix cache, to its first token."""
-        self.aside_seconds = 0.0
+        self._before = self._totals()
         begin = perf_counter()
         self._add([prompt], max_tokens=1)
         while self._core.has_unfinished_requests:
@@ -64,7 +64,7 @@ class RooftreeSpeed:
         waiting = set(ids)
         while waiting:
             waiting -= {output.request_id for output in self._step().outputs}
-        self.aside_seconds = 0.0
+        self._before = self._totals()
         begin = perf_counter()
         for _ in range(steps):
             if len(self._step().outputs) != len(prompts):
@@ -79,7 +79,7 @@ class RooftreeSpeed:
     def serve_seconds(self, prompts: Sequence[Sequence[int]], at_once: int, tokens: int) -> float:
         """All prompts with answers of ``tokens`` tokens, the next one as soon as one of ``at_once`` ends."""
         waiting = list(reversed(prompts))
-        self.aside_seconds = 0.0
+        self._before = self._totals()
         begin = perf_counter()
         for _ in range(min(at_once, len(waiting))):
             self._add([waiting.pop()], max_tokens=tokens)
@@ -110,10 +110,18 @@ class RooftreeSpeed:
         for output in outputs.outputs:
             if output.error is not None:
                 raise RuntimeError(output.error)
-        record = self._core.last_step
-        if record is not None:
-            self.aside_seconds += record.seconds - record.native_seconds
         return outputs
+
+    def _totals(self) -> StepTotals:
+        """Of all steps so far, those noted and not yet gone through included."""
+        _ = self._core.last_step
+        return self._core.stats().steps
+
+    @property
+    def aside_seconds(self) -> float:
+        """See above."""
+        timed = self._totals().since(self._before)
+        return timed.seconds - timed.native_seconds
 
     def close(self) -> None:
         """Give its memory and threads back."""

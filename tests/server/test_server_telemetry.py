@@ -122,7 +122,7 @@ def test_each_line_tells_of_its_own_seconds() -> None:
 def test_the_line_in_full() -> None:
     state = SchedulerStats(num_running=4, num_waiting=2, num_owned_blocks=25, num_total_blocks=100)
     assert load_line(state, totals(900, by_kv_capacity=1.8, by_queue=0.01)) == (
-        "batch 3.0 (4 running, 2 waiting); KV 25%; 416 prompt + 167 generated tokens/s over 10.8 s; "
+        "batch 3.0 (4 running, 2 waiting); KV 25.0%; 416 prompt + 167 generated tokens/s over 10.8 s; "
         "bound by bandwidth 67%, kv capacity 17%, host 17%; bandwidth 50% of 20 GB/s; "
         "arithmetic 10% of 1000 Gop/s; step 10.00 ms (4.00 ms predicted)"
     )
@@ -131,7 +131,7 @@ def test_the_line_in_full() -> None:
 def test_without_a_prediction_the_line_claims_none() -> None:
     added = StepTotals(num_steps=2, num_requests=2, num_outputs=2, seconds=0.2, by_host=0.2)
     assert load_line(SchedulerStats(), added) == (
-        "batch 1.0 (0 running, 0 waiting); KV 0%; 0 prompt + 10 generated tokens/s over 0.2 s; "
+        "batch 1.0 (0 running, 0 waiting); KV 0.0%; 0 prompt + 10 generated tokens/s over 0.2 s; "
         "bound by host 100%; step 100.00 ms"
     )
 

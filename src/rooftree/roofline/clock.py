@@ -105,25 +105,30 @@ class StepClock:
         part = 1.0 / self._micro_batches(batch)
         link = batch.tokens * part * self.token_link_seconds
         overhead = self._fixed(batch, part) - link
-        parts = self._parts(batch, part)
-        memory = sum(work.memory for work in parts if work.memory >= work.arithmetic)
-        arithmetic = sum(work.arithmetic for work in parts if work.memory < work.arithmetic)
+        memory = arithmetic = moved = flop = peak_seconds = 0.0
+        for work in self._parts(batch, part):
+            if work[0] >= work[1]:
+                memory += work[0]
+            else:
+                arithmetic += work[1]
+            moved += work[2]
+            flop += work[3]
+            peak_seconds += work[4]
         total = memory + arithmetic + overhead + link
         waiting = max(0.0, self.launch_seconds - total)
-        limits: dict[Limit, float] = {
-            "bandwidth": memory,
-            "arithmetic": arithmetic,
-            "interconnect": link,
-            "overhead": overhead + waiting,
-        }
-        moved = sum(work.bytes for work in parts)
+        limits: tuple[tuple[float, Limit], ...] = (
+            (memory, "bandwidth"),
+            (arithmetic, "arithmetic"),
+            (link, "interconnect"),
+            (overhead + waiting, "overhead"),
+        )
         return StepEstimate(
             seconds=total + waiting,
             bytes=moved,
-            flop=sum(work.flop for work in parts),
+            flop=flop,
             bandwidth_seconds=moved / self.bandwidth,
-            arithmetic_seconds=sum(work.peak_seconds for work in parts),
-            limit=max(limits, key=limits.__getitem__),
+            arithmetic_seconds=peak_seconds,
+            limit=max(limits)[1],
         )
 
     def _micro_batches(self, batch: Batch) -> int:

@@ -64,7 +64,7 @@ def load_line(state: SchedulerStats, added: StepTotals) -> str:
     kv = state.num_owned_blocks / max(1, state.num_total_blocks)
     parts = [
         f"batch {added.num_requests / steps:.1f} ({state.num_running} running, {state.num_waiting} waiting)",
-        f"KV {kv:.0%}",
+        f"KV {kv:.1%}",
         f"{prompt:.0f} prompt + {generated:.0f} generated tokens/s over {busy:.1f} s",
         f"bound by {_shares(added)}",
     ]
