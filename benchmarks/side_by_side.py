@@ -27,7 +27,8 @@ class Engine(Protocol):
     Ours: Python around the native program; theirs: choosing the token from the logits.
     """
 
-    aside_seconds: float
+    @property
+    def aside_seconds(self) -> float: ...
 
     def prefill_seconds(self, prompt: Sequence[int]) -> float: ...
 
