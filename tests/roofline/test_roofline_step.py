@@ -286,6 +286,21 @@ def test_binding_limits_by_name() -> None:
     assert (decode.binding, prefill.binding) == ("bandwidth", "arithmetic")
 
 
+def test_measured_products_that_wait_for_their_weights_are_bound_by_bandwidth() -> None:
+    costs, h100 = model_costs(model("Llama-3.1-8B")), device("H100 SXM")
+    read = h100.bandwidth / h100.peak_flops["bf16"]  # of the peak, with one row
+    efficiency = Efficiency(products=(ProductRates("bf16", (1, 64), (read / 1.03, 20 * read)),))
+    limits = []
+    for rows in (1, 64):
+        batch = batch_of([RequestTokens(1, 1, count=rows)], costs.windows)
+        time = step_time(step_work(costs, batch), h100, efficiency)
+        estimate = step_clock(costs, h100, efficiency).estimate(batch)
+        assert estimate.seconds == pytest.approx(time.seconds)
+        assert estimate.limit == time.binding
+        limits.append(estimate.limit)
+    assert limits == ["bandwidth", "arithmetic"]
+
+
 def test_fp8_products_run_at_the_fp8_rate_where_there_is_one() -> None:
     architecture = model("Llama-3.1-8B")
     batch = [RequestTokens(4096)]

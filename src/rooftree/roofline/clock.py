@@ -9,7 +9,7 @@ from rooftree.roofline.batch import Batch
 from rooftree.roofline.costs import AttentionCosts, MatrixCosts, ModelCosts
 from rooftree.roofline.efficiency import PEAK, Efficiency, ProductMix
 from rooftree.roofline.experts import busiest_share, experts_touched
-from rooftree.roofline.time import Limit, arithmetic_rate, link_rate
+from rooftree.roofline.time import Limit, arithmetic_rate, link_rate, nearness
 from rooftree.specs.device import DeviceSpec
 
 
@@ -106,9 +106,10 @@ class StepClock:
         link = batch.tokens * part * self.token_link_seconds
         overhead = self._fixed(batch, part) - link
         memory = arithmetic = moved = flop = peak_seconds = 0.0
+        near = nearness(self.efficiency)
         for work in self._parts(batch, part):
-            if work[0] >= work[1]:
-                memory += work[0]
+            if work[0] >= near * work[1]:
+                memory += work[0] if work[0] > work[1] else work[1]
             else:
                 arithmetic += work[1]
             moved += work[2]
