@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,6 +44,8 @@ class Loading:
             which the system takes back when it needs them.
         own_peak_mib: the same without pages of files, looked at ten times a second.
         peak_ratio, own_peak_ratio: over the sum of the parts.
+        base_mib: resident memory of a process that has imported the engine and loaded nothing, which every
+            peak contains.
         api_peak_mib: highest resident memory of the process that talks to clients.
         idle_cpu: processor time of all processes at rest over the time, in shares of one processor.
     """
@@ -56,6 +59,7 @@ class Loading:
     own_peak_mib: float
     peak_ratio: float
     own_peak_ratio: float
+    base_mib: float
     api_peak_mib: float
     idle_cpu: float
 
@@ -86,9 +90,24 @@ def measure(model: str, args: argparse.Namespace, log: Path) -> Loading:
         own_peak_mib=watcher.peak_mib,
         peak_ratio=peak / sum(parts.values()),
         own_peak_ratio=watcher.peak_mib / sum(parts.values()),
+        base_mib=base_mib(),
         api_peak_mib=next(state.peak_mib for state in states if state.role == "API"),
         idle_cpu=idle,
     )
+
+
+def base_mib() -> float:
+    """Resident memory, pages of libraries included, of an interpreter with all that the engine imports."""
+    modules = ("process", "builder", "executors.cpu")
+    program = f"import {', '.join(f'rooftree.engine.{name}' for name in modules)}, rooftree.checkpoint.open\n"
+    program += "print(open('/proc/self/status').read())"
+    status = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    ).stdout
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    if found is None:
+        raise SystemExit("the system does not tell the memory of a process")
+    return int(found[1]) / 1024
 
 
 class _Watcher:
@@ -138,13 +157,23 @@ def show(results: list[Loading], facts: Machine) -> None:
     """A table for people."""
     table = Table(title="loading, from a warm page cache")
     table.add_column("")
-    for heading in ("GB", "seconds", "parts, MiB", "own peak", "ratio", "with file", "ratio", "idle CPU"):
+    for heading in (
+        "GB",
+        "seconds",
+        "parts, MiB",
+        "interpreter",
+        "own peak",
+        "ratio",
+        "with file",
+        "ratio",
+        "idle CPU",
+    ):
         table.add_column(heading, justify="right")
     for r in results:
         cells = (f"{r.file_bytes / 1e9:.2f}", f"{r.seconds:.2f}", f"{sum(r.parts_mib.values()):.0f}")
         own = (f"{r.own_peak_mib:.0f}", f"{r.own_peak_ratio:.2f}")
         whole = (f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}")
-        table.add_row(r.model, *cells, *own, *whole, f"{r.idle_cpu:.2%}")
+        table.add_row(r.model, *cells, f"{r.base_mib:.0f}", *own, *whole, f"{r.idle_cpu:.2%}")
     console = wide_console()
     console.print(table)
     console.print(describe(facts))

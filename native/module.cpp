@@ -126,6 +126,7 @@ NB_MODULE(_native, m) {
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::shared_ptr<ThreadPool>, const std::string&, int, int>(), "pool"_a, "isa"_a, "max_tokens"_a, "max_samples"_a)
         .def_prop_ro("isa", &Program::isa)
+        .def_prop_ro("current_op", &Program::current_op)
         .def_prop_ro("num_ops", &Program::num_ops)
         .def("add_value", &Program::add_value, "offset"_a, "row_bytes"_a, "per_sample"_a)
         .def("add_embed", &Program::add_embed, "table"_a, "out"_a)

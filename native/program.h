@@ -73,6 +73,8 @@ class Program {
 
     const float* logits() const { return logits_ < 0 ? nullptr : reinterpret_cast<const float*>(row(logits_, 0)); }
     const char* isa() const { return kernels_.name; }
+    // The operation that a running step is at; may be asked for from any thread.
+    size_t current_op() const { return current_.load(std::memory_order_relaxed); }
     int num_ops() const { return static_cast<int>(ops_.size()); }
 
    private:

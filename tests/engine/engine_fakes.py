@@ -56,6 +56,7 @@ class FakeExecutor:
         self.last_native_seconds = 0.0
         self.isa: str | None = None
         self.threads = 1
+        self.progress = 0
         self.num_blocks = 0
         self.num_steps = 0
         self.closed = False

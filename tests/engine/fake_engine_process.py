@@ -1,6 +1,7 @@
 """The engine process with a fake executor. The model's name says how it behaves:
 
-``fake``; ``slow`` (20 ms a step); ``mortal`` (dies of a defect at the tenth step); ``refuses`` (a ConfigError
+``fake``; ``slow`` (20 ms a step); ``long`` and ``stuck`` (3 s a step, getting on
+or not); ``mortal`` (dies of a defect at the tenth step); ``refuses`` (a ConfigError
 at the start); ``crashes`` (a defect at the start); ``loads`` (never becomes ready).
 """
 
@@ -39,6 +40,9 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Engine
     def hooked(output: Any) -> Any:
         if config.model == "slow":
             time.sleep(0.02)
+        for _ in range(30 if config.model in ("long", "stuck") else 0):
+            time.sleep(0.1)
+            core.executor.progress += config.model == "long"
         if config.model == "mortal" and core.executor.num_steps == 10:
             raise ZeroDivisionError("a defect in the tenth step")
         return execute(output)

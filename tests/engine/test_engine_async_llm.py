@@ -148,6 +148,20 @@ def test_an_idle_engine_beats_and_uses_no_processor():
     run(test)
 
 
+@pytest.mark.parametrize(("model", "silent"), [("long", False), ("stuck", True)])
+def test_a_step_that_gets_on_is_heard_of(model: str, silent: bool):
+    async def test() -> None:
+        async with running(model=model) as llm:
+            job = asyncio.ensure_future(collect(llm, "r", [1], greedy(1)))
+            heard = set()
+            while not job.done():
+                await asyncio.sleep(0.05)
+                heard.add(llm._last_heartbeat)
+            assert (len(heard) <= 2) == silent  # before the step, and its end
+
+    run(test)
+
+
 def test_closing_a_generator_ends_its_request():
     async def test() -> None:
         async with running(max_num_seqs=1, stats=(stats := StatRecorder())) as llm:

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from rooftree.engine.messages import EngineInput, EngineOutput
+from rooftree.engine.messages import EngineBeat, EngineInput, EngineOutput
 
 # A Unix socket's path is limited to 107 bytes; a long TMPDIR would break the limit.
 _LONGEST_FOLDER = 80
+
+_BEAT = msgspec.msgpack.encode(EngineBeat())
 
 
 def private_folder() -> Path:
@@ -51,6 +53,9 @@ class EngineChannel:
         self._in = open_socket(self._context, zmq.PULL, 0)
         # Last words, such as why the engine failed, get a second to leave.
         self._out = open_socket(self._context, zmq.PUSH, 1000)
+        # A socket is for one thread; this one is for the pulse.
+        self._beats = open_socket(self._context, zmq.PUSH, 0)
+        self._beats.connect(output_address(folder))
         self._in.connect(input_address(folder))
         self._out.connect(output_address(folder))
         self._encode = msgspec.msgpack.Encoder().encode
@@ -59,6 +64,10 @@ class EngineChannel:
     def send(self, message: EngineOutput) -> None:
         """Hand one message to the API process; never blocks."""
         self._out.send(self._encode(message), copy=True)
+
+    def beat(self) -> None:
+        """Say that a step is getting on. For one thread, which need not be that of all else."""
+        self._beats.send(_BEAT)
 
     def receive(self, wait_seconds: float) -> list[EngineInput]:
         """All messages that have come; sleeps up to ``wait_seconds`` for the first one."""
@@ -73,6 +82,6 @@ class EngineChannel:
 
     def close(self) -> None:
         """Let what was sent go out, then close."""
-        self._in.close()
-        self._out.close()
+        for socket in (self._in, self._out, self._beats):
+            socket.close()
         self._context.term()

@@ -90,6 +90,11 @@ class EngineCore:
         for request_id in request_ids:
             self.scheduler.abort(request_id)
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever work gets on, inside of a step too; for any thread."""
+        return self._num_steps, self.executor.progress
+
     def step(self) -> EngineCoreOutputs:
         """Advance every request that has its turn, and tell the news; idle, tell the state alone.
 

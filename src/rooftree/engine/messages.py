@@ -193,6 +193,10 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready", omit_defaults=True):
     notices: list[str] = []
 
 
+class EngineBeat(msgspec.Struct, frozen=True, tag="beat"):
+    """A step that takes long is getting on."""
+
+
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     """Start-up or the loop ended with an error; nothing follows."""
 
@@ -200,4 +204,4 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-EngineOutput = EngineCoreOutputs | EngineProgress | EngineReady | EngineFailed
+EngineOutput = EngineCoreOutputs | EngineBeat | EngineProgress | EngineReady | EngineFailed

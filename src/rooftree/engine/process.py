@@ -26,6 +26,7 @@ from rooftree.engine.messages import (
     EngineReady,
     Shutdown,
 )
+from rooftree.engine.pulse import Pulse
 from rooftree.errors import RooftreeError
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ HEARTBEAT_SECONDS = 1.0
 
 class Core(Protocol):
     """What the loop needs of an ``EngineCore``."""
+
+    @property
+    def progress(self) -> object:
+        """Changes whenever work gets on, inside of a step too; for any thread."""
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -90,7 +95,8 @@ def run(folder: Path, config: EngineConfig, build: BuildCore) -> int:
     try:
         core, ready = build(config, lambda phase: channel.send(EngineProgress(phase)))
         channel.send(ready)
-        serve(core, channel)
+        with Pulse(channel.beat, lambda: core.progress, HEARTBEAT_SECONDS):
+            serve(core, channel)
     except Exception as error:
         if not isinstance(error, RooftreeError):
             traceback.print_exc()

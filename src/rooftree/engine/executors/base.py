@@ -31,6 +31,10 @@ class Executor(Protocol):
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Take memory for ``num_blocks`` blocks. Raises ConfigError where the system refuses it."""
 
+    @property
+    def progress(self) -> int:
+        """A number that changes while ``execute`` gets on; for any thread."""
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step: write K and V of every scheduled token, choose a token where ``samples``."""
 

@@ -122,6 +122,12 @@ class CPUExecutor:
         if self._kv_cache is not None:
             self._kv_cache.fill()
 
+    @property
+    def progress(self) -> int:
+        """The op that a step is at."""
+        program = self._program
+        return 0 if program is None else program.current_op
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         sampled: list[ScheduledRequest] = []
         rows = self._requests[: len(output.requests)]

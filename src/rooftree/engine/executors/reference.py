@@ -51,6 +51,7 @@ class ReferenceExecutor:
         self.last_native_seconds = 0.0
         self.isa: str | None = None
         self.threads = threads or 1
+        self.progress = 0  # a step tells nothing of its inside
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._ops.allocate_kv_cache(num_blocks, self._kv_dtype)
