@@ -93,7 +93,7 @@ class EngineCore:
     @property
     def progress(self) -> tuple[int, int]:
         """Changes whenever work gets on, inside of a step too; for any thread."""
-        return self._num_steps, self.executor.progress
+        return self._telemetry.totals.num_steps, self.executor.progress
 
     def step(self) -> EngineCoreOutputs:
         """Advance every request that has its turn, and tell the news; idle, tell the state alone.
