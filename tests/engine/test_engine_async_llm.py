@@ -23,6 +23,7 @@ from rooftree.engine.client import EngineClient
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.frontend import Frontend
 from rooftree.engine.merging import merge, sort_choices
+from rooftree.engine.messages import AbortRequests
 from rooftree.engine.outputs import RequestOutput
 from rooftree.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from rooftree.sampling.params import SamplingParams
@@ -158,6 +159,42 @@ def test_a_step_that_gets_on_is_heard_of(model: str, silent: bool):
                 await asyncio.sleep(0.05)
                 heard.add(llm._last_heartbeat)
             assert (len(heard) <= 2) == silent  # before the step, and its end
+
+    run(test)
+
+
+LATE = """
+import pathlib, sys, time
+import msgspec, zmq
+from rooftree.engine.channel import input_address, output_address
+from rooftree.engine.messages import EngineInput, EngineProgress
+
+folder, context = pathlib.Path(sys.argv[1]), zmq.Context()
+out = context.socket(zmq.PUSH)
+out.connect(output_address(folder))
+out.send(msgspec.msgpack.encode(EngineProgress("heard of")))
+time.sleep(0.3)
+inbox = context.socket(zmq.PULL)
+inbox.connect(input_address(folder))
+for _ in range(3):
+    message = msgspec.msgpack.decode(inbox.recv(), type=EngineInput)
+    out.send(msgspec.msgpack.encode(EngineProgress(message.request_ids[0])))
+time.sleep(60)
+"""
+
+
+def test_nothing_sent_before_the_engine_listens_is_lost():
+    async def test() -> None:
+        client = EngineClient(EngineConfig(model="late"), (sys.executable, "-c", LATE))
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        client.attach(asyncio.get_running_loop(), lambda m: heard.put_nowait(m.phase), lambda status: None)
+        try:
+            assert await heard.get() == "heard of"
+            for name in "abc":
+                client.send(AbortRequests([name]))
+            assert [await heard.get() for _ in range(3)] == ["a", "b", "c"]
+        finally:
+            client.close()
 
     run(test)
 

@@ -55,9 +55,9 @@ class EngineChannel:
         self._out = open_socket(self._context, zmq.PUSH, 1000)
         # A socket is for one thread; this one is for the pulse.
         self._beats = open_socket(self._context, zmq.PUSH, 0)
-        self._beats.connect(output_address(folder))
         self._in.connect(input_address(folder))
         self._out.connect(output_address(folder))
+        self._beats.connect(output_address(folder))
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: msgspec.msgpack.Decoder[EngineInput] = msgspec.msgpack.Decoder(EngineInput)
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,6 +17,8 @@ import zmq
 from rooftree.engine.channel import input_address, open_socket, output_address, private_folder
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineInput, EngineOutput, Shutdown
+
+_RETRY_SECONDS = 0.01
 
 # -P: a file in the user's current directory must not stand in for a module.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "rooftree.engine.process")
@@ -40,6 +43,7 @@ class EngineClient:
         self._readable = int(self._from_engine.getsockopt(zmq.FD))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._unsent: deque[bytes] = deque()
         arguments = [*command, str(self._folder), msgspec.json.encode(config).decode()]
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -88,11 +92,24 @@ class EngineClient:
 
     def send(self, message: EngineInput) -> None:
         """Send one message; never blocks. A message to a process that has ended goes nowhere."""
-        if self._closed:
-            return
-        # The queue is not limited, but a socket whose peer is gone would wait for another one, for ever.
-        with contextlib.suppress(zmq.Again):
-            self._to_engine.send(self._encode(message), zmq.NOBLOCK)
+        self._unsent.append(self._encode(message))
+        if len(self._unsent) == 1:  # else a retry is under way
+            self._send_all()
+
+    def _send_all(self) -> None:
+        """Send what waits, in order.
+
+        The queue is not limited, so what makes a socket refuse is that its peer is not there: the process has
+        ended, or it has not connected yet although we have heard of it.
+        """
+        while self._unsent and not self._closed:
+            try:
+                self._to_engine.send(self._unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                if self._loop is not None and self._process.poll() is None:
+                    self._loop.call_later(_RETRY_SECONDS, self._send_all)
+                return
+            self._unsent.popleft()
 
     def wait(self, timeout: float) -> int | None:
         """Block until the process ends: its exit status, or None if it still runs."""
