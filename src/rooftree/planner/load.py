@@ -59,6 +59,9 @@ def simulate(deployment: Deployment, workload: Workload) -> LoadResult:
     # Arrivals go on behind those that are measured, or the last would find an empty server.
     behind = 0 if clients else inside
     requests = draw_requests(mine, warmup + measured + behind)
+    if clients:
+        # They are caught in the middle: their prompts were computed before, or all would come at once.
+        requests[:warmup] = [replace(request, cached=request.input - 1) for request in requests[:warmup]]
     clock = deployment.clock
     delay = deployment.constants.constants["frontend_seconds"]
 

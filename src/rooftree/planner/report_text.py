@@ -56,7 +56,9 @@ def duration(seconds: float) -> str:
 
 
 def duration_with_band(figure: Figure) -> str:
-    """``7.8 ms (6.9–8.9)``: the band in the unit of the value."""
+    """``7.8 ms (6.9–8.9)``: the band in the unit of the value. A dash for what does not occur."""
+    if not figure.value:
+        return "–"
     value, unit = duration(figure.value).rsplit(" ", 1)
     scale = {"µs": 1e6, "ms": 1e3, "s": 1.0, "h": 1 / 3600}[unit]
     return f"{value} {unit} ({short(figure.low * scale)}–{short(figure.high * scale)})"

@@ -126,23 +126,17 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
     the promise holds.
     """
     best: Estimate | None = None
-    served: set[tuple[int, int]] = set()
     if context_refusal(question.model, question.workload):
         return None
     for shape in shapes(question, device, MOST_DEVICES):
-        kind = (shape.tensor, shape.expert)
         if best is not None and _size(best.deployment.parallel) <= _size(shape):
             continue
         if _cannot_hold(question, device, shape):
             continue
-        if kind in served or (shape.devices_per_replica > 1 and not can_be_linked(device)):
+        if shape.devices_per_replica > 1 and not can_be_linked(device):
             continue
-        found = _fewest_replicas(question, device, shape, best)
-        if found is None:
-            continue
-        served.add(kind)
-        if best is None or _size(found.deployment.parallel) < _size(best.deployment.parallel):
-            best = found
+        most = best.deployment.parallel.devices - 1 if best else MOST_DEVICES
+        best = _fewest_replicas(question, device, shape, most) or best
     return best
 
 
@@ -215,13 +209,11 @@ def _can_serve(single: Deployment, question: Question) -> bool:
     return single.is_linked and single.budget.fits and single.sequences(question.workload.longest()) > 0
 
 
-def _fewest_replicas(
-    question: Question, device: DeviceSpec, shape: Parallel, best: Estimate | None
-) -> Estimate | None:
+def _fewest_replicas(question: Question, device: DeviceSpec, shape: Parallel, most: int) -> Estimate | None:
+    """As many replicas of a shape as keep the promise, on at most so many devices."""
     single = deployment_for(question, device, shape)
     if not _can_serve(single, question):
         return None
-    most = best.deployment.parallel.devices if best else MOST_DEVICES
     replicas = question.replicas or _replicas_needed(single, question)
     for _ in range(4):
         if replicas * shape.devices_per_replica > most:
