@@ -136,7 +136,12 @@ def test_impossible_layouts_are_refused(model: str, fields: dict[str, Any], mess
 def test_dense_models_and_lonely_devices_have_nothing_to_spread() -> None:
     assert possible_expert_sizes(resolve_model("Llama-3.1-8B"), find_device("H100 SXM"), 1, 16) == [1]
     assert possible_expert_sizes(resolve_model("Mixtral-8x7B"), find_device("Trainium2"), 1, 16) == [1]
-    assert possible_expert_sizes(resolve_model("Mixtral-8x7B"), find_device("H100 SXM"), 2, 16) == [1, 4, 8]
+    assert possible_expert_sizes(resolve_model("Mixtral-8x7B"), find_device("H100 SXM"), 1, 16) == [
+        1,
+        2,
+        4,
+        8,
+    ]
     found = shapes(question("Llama-3.1-8B", "H100 SXM"), find_device("H100 SXM"), 16)
     assert {shape.expert for shape in found} == {1}
 
@@ -150,3 +155,23 @@ def test_idle_replicas_serve_nobody() -> None:
     assert one.chosen.output_rate is not None
     assert eight.chosen.output_rate is not None
     assert eight.chosen.output_rate.value == pytest.approx(one.chosen.output_rate.value)
+
+
+def test_one_replica_fewer_than_the_fewest_breaks_the_promise() -> None:
+    load = {"concurrency": 300, "input": 2000, "output": 400, "promise": Promise(tpot=0.03)}
+    stated = {"weight_dtype": PUBLISHED, "kv_dtype": "bf16", "expert": 1, "tensor": 8, "pipeline": 1}
+    plan = ask("Qwen3-235B-A22B", "H200 SXM", **load, **stated)
+    assert plan.chosen is not None
+    assert plan.chosen.meets
+    replicas = plan.chosen.deployment.parallel.replicas
+    assert replicas > 1
+    assert plan.answers.without_one is not None
+    assert not plan.answers.without_one.meets
+
+
+def test_a_closed_load_is_met_in_its_middle() -> None:
+    """All prompts at once are a benchmark's beginning, not what users meet later."""
+    plan = ask("Llama-3.1-8B", "L4", concurrency=32, input=3000, output=300, count=1, weight_dtype="fp8")
+    assert plan.chosen is not None
+    assert plan.chosen.ttft is not None
+    assert plan.chosen.ttft["p99"].value < 4 * plan.chosen.ttft["p50"].value

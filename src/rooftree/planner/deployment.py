@@ -198,11 +198,13 @@ def possible_tensor_sizes(model: NamedModel, device: DeviceSpec, most: int) -> l
 def possible_expert_sizes(model: NamedModel, device: DeviceSpec, tensor: int, most: int) -> list[int]:
     """Devices over which whole experts may be spread beside data-parallel attention, and 1: cut as all else.
 
-    A tensor group that spreads its own experts does the same work as one that cuts them, so that is left to
-    those who ask for it.
+    A tensor group that spreads its own experts does the same work as one that cuts them, and several groups
+    of more than one device lie between the two ends: both are left to those who ask for them.
     """
+    if tensor > 1:
+        return [1]
     linked = min(most, linked_devices(device), most_experts(model.architecture))
-    return [1, *(size for size in _POWERS if tensor < size <= linked and size % tensor == 0)]
+    return [1, *(size for size in _POWERS if 1 < size <= linked)]
 
 
 def linked_devices(device: DeviceSpec) -> int:

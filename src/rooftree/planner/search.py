@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rooftree.planner.constants import choose_constants, load_constants
@@ -20,10 +20,11 @@ from rooftree.planner.estimate import Estimate, best_batch, context_refusal, est
 from rooftree.planner.load import share_of_scheduler, steady_state
 from rooftree.planner.question import Question
 from rooftree.planner.storage import WIDE_KV, storages
-from rooftree.planner.workload import Workload
+from rooftree.planner.workload import NO_PROMISE, Promise, Workload
 from rooftree.roofline.parallel import Parallel
 from rooftree.specs.device import DeviceSpec
 
+Trial = Callable[[int], Estimate | None]
 MOST_DEVICES = 4096
 CLOSE_CALLS = 3
 """How many of the most promising layouts are simulated; the others are judged by their steady state."""
@@ -126,6 +127,7 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
     the promise holds.
     """
     best: Estimate | None = None
+    roomy: set[tuple[int, int]] = set()
     if context_refusal(question.model, question.workload):
         return None
     for shape in shapes(question, device, MOST_DEVICES):
@@ -135,19 +137,21 @@ def fewest_devices(question: Question, device: DeviceSpec) -> Estimate | None:
             continue
         if shape.devices_per_replica > 1 and not can_be_linked(device):
             continue
-        most = best.deployment.parallel.devices - 1 if best else MOST_DEVICES
-        best = _fewest_replicas(question, device, shape, most) or best
+        kind = (shape.tensor, shape.expert)
+        if kind in roomy:
+            continue
+        if _is_roomy(question, device, shape):
+            roomy.add(kind)
+        known = best.deployment.parallel.devices if best else None
+        best = _fewest_replicas(question, device, shape, known) or best
     return best
 
 
 def largest_concurrency(deployment: Deployment, workload: Workload, question: Question) -> int:
     """Clients that all replicas serve at once within the promise; 0 where not even one."""
     fit = deployment.sequences(workload.tokens_per_sequence)
-    most = min(fit, deployment.options.max_sequences)
-    batch = best_batch(deployment, workload, question.promise, max(1, most))
     schedulers = deployment.parallel.schedulers
-    low, high = 0, max(1, batch)
-    # The steady state is the mean; the promise is about a percentile, so the answer may be below it.
+    low, high = 0, max(1, min(fit, deployment.options.max_sequences))
     while low < high:
         middle = (low + high + 1) // 2
         load = middle * schedulers
@@ -167,7 +171,8 @@ def devices_needed(question: Question, device: DeviceSpec) -> int | None:
             continue
         single = deployment_for(question, device, shape)
         if _can_serve(single, question):
-            needed.append(_replicas_needed(single, question) * shape.devices_per_replica)
+            replicas = _replicas_needed(single, question, question.promise)
+            needed.append(replicas * shape.devices_per_replica)
     return min(needed, default=None)
 
 
@@ -205,49 +210,89 @@ def _cannot_hold(question: Question, device: DeviceSpec, shape: Parallel) -> boo
     return weights > usable * shape.devices_per_replica
 
 
+def _is_roomy(question: Question, device: DeviceSpec, shape: Parallel) -> bool:
+    """Its memory holds all sequences that the server runs at once: more stages would bring nothing."""
+    single = deployment_for(question, device, shape)
+    fit = single.sequences(question.workload.tokens_per_sequence) if single.budget.fits else 0
+    return fit >= single.options.max_sequences
+
+
 def _can_serve(single: Deployment, question: Question) -> bool:
     return single.is_linked and single.budget.fits and single.sequences(question.workload.longest()) > 0
 
 
-def _fewest_replicas(question: Question, device: DeviceSpec, shape: Parallel, most: int) -> Estimate | None:
-    """As many replicas of a shape as keep the promise, on at most so many devices."""
+def _fewest_replicas(
+    question: Question, device: DeviceSpec, shape: Parallel, known: int | None
+) -> Estimate | None:
+    """As many replicas of a shape as keep the promise, on fewer devices than the ``known`` that do."""
     single = deployment_for(question, device, shape)
     if not _can_serve(single, question):
         return None
-    replicas = question.replicas or _replicas_needed(single, question)
-    for _ in range(4):
-        if replicas * shape.devices_per_replica > most:
-            return None
+
+    def tried(replicas: int) -> Estimate | None:
+        """The estimate of so many, where it keeps the promise."""
         deployment = replace(single, parallel=replace(shape, replicas=replicas))
         found = estimate(deployment, question.workload, question.promise, question.price)
-        if found.meets:
-            return found
-        if question.replicas or _one_client_each(deployment, question) or _alone_too_slow(single, question):
-            return None
-        replicas = math.ceil(replicas * 1.25 + 0.5)
-    return None
+        return found if found.meets else None
+
+    most = (known - 1 if known else MOST_DEVICES) // shape.devices_per_replica
+    if question.replicas is not None:
+        return tried(question.replicas) if question.replicas <= most else None
+    fewest = _replicas_needed(single, question, NO_PROMISE)
+    if fewest > most:
+        return None
+    if known:
+        # Fewer devices than are known to do are enough, or no closer look is needed.
+        enough, found = most, tried(most)
+    else:
+        enough, found = fewest, tried(fewest)
+        if found is None and not _never(single, question, fewest):
+            wanted = max(fewest + 1, _replicas_needed(single, question, question.promise))
+            enough, found = _enough_replicas(tried, wanted, most)
+    return _reduced(tried, fewest - 1, enough, found)
 
 
-def _replicas_needed(single: Deployment, question: Question) -> int:
+def _enough_replicas(tried: Trial, wanted: int, most: int) -> tuple[int, Estimate | None]:
+    """From what the steady state wants upwards: that is a mean, and the promise is about a percentile."""
+    for _ in range(4):
+        enough = min(wanted, most)
+        found = tried(enough)
+        if found is not None or enough == most:
+            break
+        wanted = math.ceil(enough * 1.25 + 0.5)
+    return enough, found
+
+
+def _reduced(tried: Trial, too_few: int, enough: int, found: Estimate | None) -> Estimate | None:
+    """The smallest number between one that fails and one that does, which ``found`` is of."""
+    while found is not None and enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        better = tried(middle)
+        too_few, enough = (too_few, middle) if better else (middle, enough)
+        found = better or found
+    return found
+
+
+def _never(single: Deployment, question: Question, replicas: int) -> bool:
+    """More replicas keep the promise no better: not even one client alone is served within it, or each has
+    one already."""
+    mine = share_of_scheduler(question.workload, single.parallel.groups * replicas)
+    if mine.concurrency == 1:
+        return True
+    alone = replace(question.workload, concurrency=1, rate=None, requests=20)
+    return not estimate(single, alone, question.promise).meets
+
+
+def _replicas_needed(single: Deployment, question: Question, promise: Promise) -> int:
+    """By the steady state: replicas that keep all clients running, or the arrivals answered."""
     workload, groups = question.workload, single.parallel.groups
     most = max(1, min(single.sequences(workload.tokens_per_sequence), single.options.max_sequences))
-    batch = best_batch(single, workload, question.promise, most)
+    batch = best_batch(single, workload, promise, most)
     if workload.concurrency is not None:
         return math.ceil(workload.concurrency / (batch * groups))
     rate = steady_state(single, workload, batch).output_rate / workload.output.mean * groups
     # Random arrivals need room: at nine tenths of what a replica can do, queues are long already.
     return math.ceil((workload.rate or 0.0) / (0.85 * rate))
-
-
-def _one_client_each(deployment: Deployment, question: Question) -> bool:
-    """More replicas would change nothing: each serves a single client already."""
-    return share_of_scheduler(question.workload, deployment.parallel.schedulers).concurrency == 1
-
-
-def _alone_too_slow(single: Deployment, question: Question) -> bool:
-    """Not even one client is served within the promise."""
-    trial = replace(question.workload, concurrency=1, rate=None, requests=20)
-    return not estimate(single, trial, question.promise).meets
 
 
 def _promise(question: Question, deployment: Deployment) -> tuple[bool, float]:
