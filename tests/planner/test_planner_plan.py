@@ -269,6 +269,15 @@ def test_text_of_users_is_escaped_in_the_page(tmp_path: Path) -> None:
     assert "<script" not in plan_html(ask(str(folder), count=1))
 
 
+def test_headroom_of_arrivals_is_what_is_carried() -> None:
+    asked = {"count": 2, "weight_dtype": PUBLISHED, "kv_dtype": "bf16", "promise": Promise(0.5, 0.03)}
+    headroom = ask(rate=10.0, **asked).answers.headroom
+    assert headroom is not None
+    assert headroom > 1
+    assert ask(rate=10.0 * headroom, **asked).chosen.meets  # type: ignore[union-attr]
+    assert not ask(rate=11.0 * headroom, **asked).chosen.meets  # type: ignore[union-attr]
+
+
 def test_scaled_loads() -> None:
     assert scaled(Workload(fixed(1), fixed(1), 10), 2.5).concurrency == 25
     assert scaled(Workload(fixed(1), fixed(1), rate=2.0), 3).rate == 6.0

@@ -23,6 +23,7 @@ from rooftree.specs.device import DeviceSpec
 
 DEVICES_TRIED = 8
 """Devices of the layout that is shown where no number of devices keeps the promise."""
+MOST_HEADROOM = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ def _answers(question: Question, chosen: Estimate, ranking: tuple[RankedDevice, 
     return Answers(
         fewest_devices=_fewest(question, chosen),
         largest_concurrency=largest,
-        headroom=_headroom(chosen, workload, largest),
+        headroom=_headroom(settled, chosen, largest),
         peak=peak,
         peak_devices=peak_devices,
         without_one=without_one,
@@ -215,12 +216,23 @@ def _answers(question: Question, chosen: Estimate, ranking: tuple[RankedDevice, 
     )
 
 
-def _headroom(chosen: Estimate, workload: Workload, largest: int) -> float:
-    """Largest load over the stated one; an open load is turned into clients by Little's law."""
+def _headroom(question: Question, chosen: Estimate, largest: int) -> float:
+    """How many times the load is carried within the promise: of arrivals, by trying larger ones."""
+    workload = question.workload
     if workload.concurrency is not None:
         return largest / workload.concurrency
-    seconds = chosen.load.percentile("latency", 0.5) if chosen.load else 1.0
-    return largest / max((workload.rate or 0.0) * seconds, 1e-9)
+    carried, too_much = (1.0, 2.0) if chosen.meets else (0.0, 1.0)
+    while chosen.meets and too_much < MOST_HEADROOM and _carries(question, chosen, too_much):
+        carried, too_much = too_much, too_much * 2
+    for _ in range(6):
+        middle = (carried + too_much) / 2
+        carried, too_much = (middle, too_much) if _carries(question, chosen, middle) else (carried, middle)
+    return carried
+
+
+def _carries(question: Question, chosen: Estimate, factor: float) -> bool:
+    load = scaled(question.workload, factor)
+    return estimate(chosen.deployment, load, question.promise).meets
 
 
 def _first(ranking: tuple[RankedDevice, ...]) -> str | None:

@@ -302,7 +302,7 @@ def _answers(plan: Plan) -> str:
     if answers.fewest_devices is not None:
         rows.append(("Fewest devices that keep the promise", str(answers.fewest_devices)))
     if answers.largest_concurrency is not None:
-        rows.append(("Largest load", headroom_words(answers)))
+        rows.append(("Largest load", headroom_words(answers, plan.question.workload)))
     if answers.peak is not None:
         rows.append((f"At {plan.question.peak_factor:g} times the load", peak_words(answers)))
     if plan.chosen is not None and plan.chosen.fits:

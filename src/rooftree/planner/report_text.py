@@ -17,6 +17,7 @@ from rooftree.planner.moves import published_dtype
 from rooftree.planner.plan import Answers, Plan, StorageOption
 from rooftree.planner.report_json import waterfall
 from rooftree.planner.storage import changes
+from rooftree.planner.workload import Workload
 from rooftree.roofline.memory import GIB
 
 BAR = 46
@@ -206,7 +207,7 @@ def _answers(plan: Plan) -> RenderableType:
     if answers.fewest_devices is not None:
         table.add_row("fewest devices", f"{answers.fewest_devices:,}")
     if answers.largest_concurrency is not None:
-        table.add_row("largest load", headroom_words(answers))
+        table.add_row("largest load", headroom_words(answers, plan.question.workload))
     if answers.peak is not None:
         table.add_row(f"at {plan.question.peak_factor:g}× the load", peak_words(answers))
     if plan.chosen is not None and plan.chosen.fits:
@@ -214,10 +215,13 @@ def _answers(plan: Plan) -> RenderableType:
     return table
 
 
-def headroom_words(answers: Answers) -> str:
+def headroom_words(answers: Answers, workload: Workload) -> str:
     """The largest load, and how many times the stated one it is."""
     clients = f"{answers.largest_concurrency or 0:,} clients at once"
-    return f"{clients}, {short(answers.headroom or 0)} times this load"
+    times = f"{short(answers.headroom or 0)} times this load"
+    if workload.rate is None:
+        return f"{clients}, {times}"
+    return f"{short(workload.rate * (answers.headroom or 0))} requests/s, {times}; or {clients}"
 
 
 def peak_words(answers: Answers) -> str:
