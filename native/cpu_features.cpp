@@ -11,9 +11,10 @@ std::vector<const Kernels*> supported() {
 #if defined(ROOFTREE_X86)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        result.push_back(&avx512_kernels());
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) result.push_back(&avx512_bf16_kernels());
+    if (avx512) result.push_back(&avx512_kernels());
     if (avx2) result.push_back(&avx2_kernels());
 #endif
     result.push_back(&portable_kernels());

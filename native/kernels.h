@@ -70,6 +70,8 @@ struct TileOutput {
     bool accumulate;    // add to what is there
 };
 
+inline size_t rounded_row_bytes(int64_t k) { return static_cast<size_t>(k + 1) / 2 * 2 * sizeof(uint16_t); }
+
 struct Kernels {
     const char* name;
 
@@ -78,6 +80,10 @@ struct Kernels {
     void (*tile_product)(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m,
                          const TileOutput& out);
 
+    // Null, or what must be done to float rows before their products with BF16 weights: rounds m rows of k floats (stride
+    // in bytes) to bf16, panels of pairs [k / 2][width][2] as quantised rows have panels; an odd last input has a zero
+    // beside it. Those rows are then x, their stride rounded_row_bytes(k).
+    void (*round_rows)(const uint8_t* x, size_t stride, int m, int64_t k, uint8_t* out);
     // y = x / rms(x) * weight.
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
     // Blocks [first, first + count) of a row: q = round(x / scale), scale = max|x| / 127. x: their 32 * count inputs.
@@ -104,6 +110,7 @@ const Kernels& portable_kernels();
 #if defined(ROOFTREE_X86)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
 #endif
 
 }  // namespace rooftree

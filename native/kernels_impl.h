@@ -260,11 +260,6 @@ struct AsF16 {
     static constexpr int size = 2;
     static F load(const uint8_t* p) { return Simd::load_f16(reinterpret_cast<const uint16_t*>(p)); }
 };
-struct AsBF16 {
-    static constexpr int size = 2;
-    static F load(const uint8_t* p) { return Simd::load_bf16(reinterpret_cast<const uint16_t*>(p)); }
-};
-
 template <typename W, int T>
 static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
     constexpr int V = kTileRows / N;
@@ -288,6 +283,44 @@ static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x
     for (int t = 0; t < T; t++)
         ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) put(out, first + t, j * N, sum[t][j]);
+}
+
+template <int T>
+static inline void bf16_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
+    constexpr int V = kTileRows / N;
+    F sum[T][V];
+    ROOFTREE_UNROLL
+    for (int t = 0; t < T; t++)
+        ROOFTREE_UNROLL
+        for (int j = 0; j < V; j++) sum[t][j] = Simd::zero();
+    for (int64_t i = 0; i < k; i += 2, tile += kBF16PairBytes) {
+        F w[2][V];
+        ROOFTREE_UNROLL
+        for (int j = 0; j < V; j++)
+            Simd::load_bf16_pairs(reinterpret_cast<const uint16_t*>(tile) + 2 * j * N, &w[0][j], &w[1][j]);
+        ROOFTREE_UNROLL
+        for (int half = 0; half < 2; half++) {
+            if (i + half == k) break;
+            ROOFTREE_UNROLL
+            for (int t = 0; t < T; t++) {
+                const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i + half]);
+                ROOFTREE_UNROLL
+                for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[half][j], sum[t][j]);
+            }
+        }
+    }
+    ROOFTREE_UNROLL
+    for (int t = 0; t < T; t++)
+        ROOFTREE_UNROLL
+        for (int j = 0; j < V; j++) put(out, first + t, j * N, sum[t][j]);
+}
+
+static void bf16_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
+    int t = 0;
+    for (; t + 6 <= m; t += 6) bf16_tokens<6>(tile, k, x + t * stride, stride, out, t);
+    for (; t + 4 <= m; t += 4) bf16_tokens<4>(tile, k, x + t * stride, stride, out, t);
+    for (; t + 2 <= m; t += 2) bf16_tokens<2>(tile, k, x + t * stride, stride, out, t);
+    if (t < m) bf16_tokens<1>(tile, k, x + t * stride, stride, out, t);
 }
 
 // Each step of 128 inputs is summed on its own and then scaled: the scale may change from step to step.
@@ -350,7 +383,7 @@ static void tile_product(Format format, const uint8_t* tile, int64_t k, const ui
     switch (format) {
         case Format::F32: return float_tile<AsF32>(tile, k, x, stride, m, out);
         case Format::F16: return float_tile<AsF16>(tile, k, x, stride, m, out);
-        case Format::BF16: return float_tile<AsBF16>(tile, k, x, stride, m, out);
+        case Format::BF16: return bf16_tile(tile, k, x, stride, m, out);
         case Format::Q4_0: return quantised_tile<Format::Q4_0>(tile, k, x, stride, m, out);
         case Format::Q4_1: return quantised_tile<Format::Q4_1>(tile, k, x, stride, m, out);
         case Format::Q5_0: return quantised_tile<Format::Q5_0>(tile, k, x, stride, m, out);
@@ -366,7 +399,7 @@ static void tile_product(Format format, const uint8_t* tile, int64_t k, const ui
 }
 
 static const Kernels kKernels = {
-    ROOFTREE_ISA_NAME, tile_product, rms_norm, quantise, silu_mul, rope, write_kv, attention,
+    ROOFTREE_ISA_NAME, tile_product, nullptr, rms_norm, quantise, silu_mul, rope, write_kv, attention,
     merge_partition, max_finite, exp_sum,
 };
 

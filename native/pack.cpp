@@ -207,11 +207,22 @@ void pack_float_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* ti
     }
 }
 
+void pack_bf16_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
+    constexpr int64_t kRun = 32;  // inputs of a row that lie in a cache line, in all rows before going on
+    for (int64_t begin = 0; begin < k; begin += kRun) {
+        const int64_t end = begin + kRun < k ? begin + kRun : k;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = begin; i < end; i++)
+                std::memcpy(tile + i / 2 * kBF16PairBytes + (2 * r + i % 2) * 2, stored + (r * k + i) * 2, 2);
+    }
+}
+
 void pack_tile(Format format, const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k, const OuterScales& scales,
                uint8_t* tile) {
     switch (format) {
         case Format::F32: return pack_float_tile<uint32_t>(stored, rows, k, tile);
-        case Format::F16: case Format::BF16: return pack_float_tile<uint16_t>(stored, rows, k, tile);
+        case Format::F16: return pack_float_tile<uint16_t>(stored, rows, k, tile);
+        case Format::BF16: return pack_bf16_tile(stored, rows, k, tile);
         case Format::F8_E4M3: return pack_fp8_tile(stored, first_row, rows, k, scales, tile);
         default: return pack_quantised_tile(format, stored, first_row, rows, k, scales, tile);
     }
@@ -302,7 +313,7 @@ void PackedMatrix::unpack_row(int64_t row, float* out) const {
         const int64_t at = i * kTileRows + r;
         if (format == Format::F32) out[i] = reinterpret_cast<const float*>(base)[at];
         else if (format == Format::F16) out[i] = half_to_float(reinterpret_cast<const uint16_t*>(base)[at]);
-        else out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(base)[at]);
+        else out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(base + i / 2 * kBF16PairBytes)[2 * r + i % 2]);
     }
 }
 

@@ -1,6 +1,7 @@
 // Weight matrices as the kernels read them: tiles of 16 output rows, interleaved along the input dimension.
 //
-// Float formats: for each input, 16 values. F8_E4M3 in steps of 128 inputs, each after 16 float scales; a NaN code makes
+// Float formats: for each input, 16 values; BF16: for each pair of inputs (an odd last one has a zero beside it), the
+// pairs of the 16 rows. F8_E4M3 in steps of 128 inputs, each after 16 float scales; a NaN code makes
 // its row's scale NaN, for the kernels read codes as numbers. Quantised formats go in steps of 32 inputs:
 //
 //   step = [ header: scales of the 16 rows | weights: 16 x 32 unsigned integers of 4, 5, 6 or 8 bits ]
@@ -92,8 +93,12 @@ constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9
 constexpr int kFp8Step = 128;
 constexpr size_t kFp8StepBytes = sizeof(float) * kTileRows + static_cast<size_t>(kFp8Step) * kTileRows;
 
+// BF16: bytes of 16 rows' pairs of inputs.
+constexpr size_t kBF16PairBytes = 2 * sizeof(uint16_t) * kTileRows;
+
 inline size_t tile_bytes(Format f, size_t k) {
     if (f == Format::F8_E4M3) return (k + kFp8Step - 1) / kFp8Step * kFp8StepBytes;
+    if (f == Format::BF16) return (k + 1) / 2 * kBF16PairBytes;
     return is_quantised(f) ? tile_layout(f).tile_bytes(k) : stored_block(f).bytes * kTileRows * k;
 }
 

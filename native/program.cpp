@@ -54,7 +54,14 @@ struct Program::Step {
 // One thread's working memory.
 struct Program::Thread {
     std::vector<float> products, attention, state;
+    std::vector<uint8_t> rounded;  // rows of a token block in bf16
     std::unique_ptr<Sampler> sampler;
+};
+
+// Rows of a value as weights of one format take them; stride in bytes.
+struct Program::Inputs {
+    const uint8_t* rows;
+    size_t stride;
 };
 
 struct Program::Op {
@@ -134,23 +141,26 @@ struct Program::Linear final : Op {
     }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(in);
-        const int64_t end = std::min(first_tile.back(), (piece + 1) * run);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
-            for (int64_t tile = piece * run; tile < end; tile++) tile_work(p, tile, token, m, thread.products.data());
+            for (size_t which = 0; which < matrices.size(); which++) {
+                const int64_t begin = std::max(piece * run, first_tile[which]) - first_tile[which];
+                const int64_t end = std::min((piece + 1) * run, first_tile[which + 1]) - first_tile[which];
+                if (begin >= end) continue;
+                const Inputs x = p.inputs(in, token, m, *matrices[which], thread);
+                for (int64_t tile = begin; tile < end; tile++) tile_work(p, which, tile, x, token, m, thread.products.data());
+            }
         }
     }
-    void tile_work(Program& p, int64_t tile, int token, int m, float* products) const {
-        size_t which = 0;
-        while (tile >= first_tile[which + 1]) which++;
+    void tile_work(const Program& p, size_t which, int64_t tile, const Inputs& x, int token, int m, float* products) const {
         const PackedMatrix& w = *matrices[which];
-        const int64_t column = (tile - first_tile[which]) * kTileRows;
-        const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - column));
         const Vector& bias = biases[which];
+        const int64_t column = tile * kTileRows;
+        const int valid = static_cast<int>(std::min<int64_t>(kTileRows, w.n - column));
         float* y = p.floats(out, token) + first_column[which] + column;
         const size_t stride = p.values_[out].row_bytes / sizeof(float);
         const auto product = [&](const TileOutput& output) {
-            p.kernels_.tile_product(w.format, w.tile(tile - first_tile[which]), w.k, p.row(in, token), p.values_[in].row_bytes, m, output);
+            p.kernels_.tile_product(w.format, w.tile(tile), w.k, x.rows, x.stride, m, output);
         };
         if (valid == kTileRows) return product({y, stride, bias.empty() ? nullptr : bias.data() + column, accumulate});
         product({products, kTileRows, nullptr, false});  // the matrix ends within the tile
@@ -183,22 +193,25 @@ struct Program::Gated final : Op {
         const int64_t end = std::min(pairs, (piece + 1) * run);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
-            for (int64_t pair = piece * run; pair < end; pair++) pair_work(p, pair, token, m, thread.products.data());
+            const Inputs gate_x = p.inputs(gate_in, token, m, *gate, thread);
+            const Inputs up_x = up_in == gate_in && up->format == gate->format ? gate_x : p.inputs(up_in, token, m, *up, thread);
+            for (int64_t pair = piece * run; pair < end; pair++)
+                pair_work(p, pair, gate_x, up_x, token, m, thread.products.data());
         }
     }
     // A tile's columns of `out`, rows of 32.
-    void product(const Program& p, int in, const PackedMatrix& w, const Vector& bias, int64_t tile, int token, int m, float* out) const {
+    static void product(const Program& p, const Inputs& x, const PackedMatrix& w, const Vector& bias, int64_t tile, int m, float* out) {
         const float* padded = bias.empty() ? nullptr : bias.data() + tile * kTileRows;
-        p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, {out, kBlock, padded, false});
+        p.kernels_.tile_product(w.format, w.tile(tile), w.k, x.rows, x.stride, m, {out, kBlock, padded, false});
     }
-    void pair_work(Program& p, int64_t pair, int token, int m, float* products) const {
+    void pair_work(const Program& p, int64_t pair, const Inputs& gate_x, const Inputs& up_x, int token, int m, float* products) const {
         float* ups = products + kTokenBlock * kBlock;
         const int64_t column = pair * kBlock;
         const int64_t valid = std::min<int64_t>(kBlock, gate->n - column);
         for (int64_t tile = 2 * pair; tile < std::min(2 * pair + 2, gate->tiles()); tile++) {
             const int64_t half = (tile - 2 * pair) * kTileRows;
-            product(p, gate_in, *gate, gate_bias, tile, token, m, products + half);
-            product(p, up_in, *up, up_bias, tile, token, m, ups + half);
+            product(p, gate_x, *gate, gate_bias, tile, m, products + half);
+            product(p, up_x, *up, up_bias, tile, m, ups + half);
         }
         for (int t = 0; t < m; t++) {
             float block[kBlock];
@@ -367,6 +380,12 @@ static void check_bias(const std::vector<float>& bias, int64_t n) {
     if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) throw std::invalid_argument("a bias has the wrong length");
 }
 
+void Program::make_room_for_rounded_rows(const PackedMatrix& weights) {
+    if (weights.format != Format::BF16 || !kernels_.round_rows) return;
+    for (auto& thread : threads_)
+        thread->rounded.resize(std::max(thread->rounded.size(), kTokenBlock * rounded_row_bytes(weights.k)));
+}
+
 void Program::add_embed(Matrix table, int out) {
     check_value(out, table->k * sizeof(float));
     add(Embed(std::move(table), out));
@@ -392,6 +411,7 @@ void Program::add_linear(int in, std::vector<Matrix> matrices, std::vector<Vecto
     if (biases.size() != matrices.size()) throw std::invalid_argument("one bias (or none) per matrix");
     for (size_t i = 0; i < matrices.size(); i++) {
         check_value(in, input_bytes(*matrices[i]));
+        make_room_for_rounded_rows(*matrices[i]);
         check_bias(biases[i], matrices[i]->n);
         columns += matrices[i]->n;
     }
@@ -403,6 +423,8 @@ void Program::add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector g
                         int out_quantised) {
     check_value(gate_in, input_bytes(*gate));
     check_value(up_in, input_bytes(*up));
+    make_room_for_rounded_rows(*gate);
+    make_room_for_rounded_rows(*up);
     if (gate->n != up->n) throw std::invalid_argument("gate and up differ in width");
     check_bias(gate_bias, gate->n);
     check_bias(up_bias, up->n);
@@ -467,6 +489,13 @@ void Program::finish(size_t arena_bytes) {
 QuantisedRow Program::quantised_row(int value, int64_t i) const {
     const Panel panel = panel_of(static_cast<int>(i), rows(value));
     return {row(value, panel.first_row), panel.width, static_cast<int>(i) - panel.first_row};
+}
+
+Program::Inputs Program::inputs(int value, int first, int count, const PackedMatrix& weights, Thread& thread) const {
+    const Inputs stored{row(value, first), values_[value].row_bytes};
+    if (weights.format != Format::BF16 || !kernels_.round_rows) return stored;
+    kernels_.round_rows(stored.rows, stored.stride, count, weights.k, thread.rounded.data());
+    return {thread.rounded.data(), rounded_row_bytes(weights.k)};
 }
 
 int Program::rows(int value) const { return values_[value].per_sample ? step_->num_samples : step_->num_tokens; }

@@ -89,6 +89,7 @@ class Program {
     struct MergeAttention;
     struct Select;
     struct Sample;
+    struct Inputs;
     struct Step;
     struct Thread;
 
@@ -96,6 +97,8 @@ class Program {
     QuantisedRow quantised_row(int value, int64_t i) const;
     float* floats(int value, int64_t i) const { return reinterpret_cast<float*>(row(value, i)); }
     int rows(int value) const;
+    Inputs inputs(int value, int first, int count, const PackedMatrix& weights, Thread& thread) const;
+    void make_room_for_rounded_rows(const PackedMatrix& weights);
     void check_value(int value, size_t row_bytes) const;
     void prepare(StepRequest* requests, int num_requests, const StepTables& tables);
 

@@ -20,9 +20,11 @@ struct Simd {
     static F load_f16(const uint16_t* p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
-    static F load_bf16(const uint16_t* p) {
-        const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    // 8 pairs of bf16 as the floats of their first and of their second elements.
+    static void load_bf16_pairs(const uint16_t* p, F* first, F* second) {
+        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        *first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+        *second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     static F load_int8(const int8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));

@@ -20,9 +20,11 @@ struct Simd {
     static F load_f16(const uint16_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
-    static F load_bf16(const uint16_t* p) {
-        const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+    // 16 pairs of bf16 as the floats of their first and of their second elements.
+    static void load_bf16_pairs(const uint16_t* p, F* first, F* second) {
+        const __m512i pairs = _mm512_loadu_si512(p);
+        *first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+        *second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     static F load_int8(const int8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

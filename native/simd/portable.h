@@ -18,7 +18,13 @@ struct Simd {
     static F load(const float* p) { F v; std::memcpy(&v, p, 32); return v; }
     static void store(float* p, F v) { std::memcpy(p, &v, 32); }
     static F load_f16(const uint16_t* p) { F v; for (int i = 0; i < N; i++) v[i] = half_to_float(p[i]); return v; }
-    static F load_bf16(const uint16_t* p) { F v; for (int i = 0; i < N; i++) v[i] = bf16_to_float(p[i]); return v; }
+    // 8 pairs of bf16 as the floats of their first and of their second elements.
+    static void load_bf16_pairs(const uint16_t* p, F* first, F* second) {
+        for (int i = 0; i < N; i++) {
+            (*first)[i] = bf16_to_float(p[2 * i]);
+            (*second)[i] = bf16_to_float(p[2 * i + 1]);
+        }
+    }
     static F load_int8(const int8_t* p) { F v; for (int i = 0; i < N; i++) v[i] = p[i]; return v; }
     // E4M3 codes as halves of the same fields: 2^-8 of their values.
     static F load_e4m3_unscaled(const uint8_t* p) {

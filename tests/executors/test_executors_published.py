@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executor_rig import ISAS, Driver, make_executor, random_tokens, spread_error
+from executor_rig import ISAS, Driver, make_executor, random_tokens, rounds_to_bf16, spread_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +31,7 @@ from rooftree.engine.executors.reference import ReferenceExecutor
 from rooftree.errors import ModelError
 
 FLOAT_BOUND = 2e-6
+BF16_BOUND = 5e-3
 INT8_BOUND = 3e-2
 
 # Neither 192 nor 320 fills blocks of 128 rows or columns.
@@ -61,7 +62,9 @@ def test_published_weights_give_the_logits_of_the_reference(opened: Any, scheme:
     native = Driver(make_executor(opened(scheme), isa=isa, **options))
     reference = Driver(make_executor(opened(scheme), ReferenceExecutor, **options))
     got, expected = (driver.read_each(TOKENS, 7, range(5)) for driver in (native, reference))
-    assert spread_error(got, expected) < (INT8_BOUND if "fp4" in scheme else FLOAT_BOUND)
+    # What such checkpoints leave unquantised, the head among it, is BF16.
+    bound = BF16_BOUND if rounds_to_bf16("BF16", isa) else FLOAT_BOUND
+    assert spread_error(got, expected) < (INT8_BOUND if "fp4" in scheme else bound)
 
 
 BLOCKS = 30

@@ -19,6 +19,18 @@ from rooftree.scheduler.output import ScheduledRequest
 
 GREEDY = SamplingParams(temperature=0.0)
 ISAS = _native.supported_isas()
+
+
+def rounds_to_bf16(isa: str) -> bool:
+    """Whether BF16 weights meet inputs rounded to bf16 there; elsewhere they meet floats."""
+    return isa == "avx512_bf16"
+
+
+def round_to_bf16(x: Floats) -> Floats:
+    """To the nearest bf16, ties to even, as float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
 DTYPES: tuple[DType, ...] = tuple(FORMAT_CODES)
 FLOATS = tuple(dtype for dtype in DTYPES if not is_quantized(dtype))
 QUANTISED = tuple(dtype for dtype in DTYPES if is_quantized(dtype))

@@ -6,7 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from native_rig import DTYPES, FLOATS, ISAS, QUANTISED, SCALED, RowProgram, scaled, set_scales, tensor, width
+from native_rig import (
+    DTYPES,
+    FLOATS,
+    ISAS,
+    QUANTISED,
+    SCALED,
+    RowProgram,
+    round_to_bf16,
+    rounds_to_bf16,
+    scaled,
+    set_scales,
+    tensor,
+    width,
+)
 
 from rooftree.checkpoint.base import DType, Tensor
 from rooftree.checkpoint.formats import FORMATS, dequantize, is_quantized
@@ -24,14 +37,16 @@ def linear(*weights: Tensor, biases: tuple[Floats | None, ...] = ()) -> Body:
     return lambda ops, x: ops.linear(x, [ops.matrix(w) for w in weights], biases or (None,) * len(weights))
 
 
-def seen(x: Floats, weight: Tensor) -> np.ndarray:
+def seen(x: Floats, weight: Tensor, isa: str) -> np.ndarray:
     """What a weight multiplies, in float64."""
-    return (round_to_int8(x) if is_quantized(weight.dtype) else x).astype(np.float64)
+    if is_quantized(weight.dtype):
+        return round_to_int8(x).astype(np.float64)
+    return (round_to_bf16(x) if weight.dtype == "BF16" and rounds_to_bf16(isa) else x).astype(np.float64)
 
 
-def product(x: Floats, weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def product(x: Floats, weight: Tensor, isa: str) -> tuple[np.ndarray, np.ndarray]:
     """The defined product in float64, and for each element the sum of its terms' magnitudes."""
-    inputs, w = seen(x, weight), dequantize(weight).astype(np.float64)
+    inputs, w = seen(x, weight, isa), dequantize(weight).astype(np.float64)
     return inputs @ w.T, np.abs(inputs) @ np.abs(w).T
 
 
@@ -56,7 +71,7 @@ def test_product_is_the_defined_one(isa: str, dtype: DType, n: int, blocks: int)
     k = width(dtype, blocks)
     x, weight = normal(11, k), tensor("w", normal(n, k, seed=1), dtype)
     got = RowProgram(x, linear(weight), isa=isa).compute(range(11))
-    assert_close(got, *product(x, weight))
+    assert_close(got, *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -64,7 +79,7 @@ def test_product_is_the_defined_one(isa: str, dtype: DType, n: int, blocks: int)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 3), (17, 19), (20, 300)])
 def test_float_product_of_any_width(isa: str, dtype: DType, n: int, k: int):
     x, weight = normal(4, k), tensor("w", normal(n, k, seed=1), dtype)
-    assert_close(RowProgram(x, linear(weight), isa=isa).compute(range(4)), *product(x, weight))
+    assert_close(RowProgram(x, linear(weight), isa=isa).compute(range(4)), *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -75,7 +90,7 @@ def test_product_with_scales_beside_the_weights(
     """Each row against its own magnitude: factors differ by powers of ten."""
     x, weight = normal(7, k), scaled(dtype, n, k, block)
     got = RowProgram(x, linear(weight), isa=isa).compute(range(7))
-    assert_close(got, *product(x, weight))
+    assert_close(got, *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -107,7 +122,7 @@ def test_any_bytes_are_weights(isa: str, dtype: DType, seed: int):
     weight = Tensor("w", (n, k), dtype, blocks.reshape(-1), "test")
     x = normal(9, k, seed=seed) * np.float32(10.0) ** rng.integers(-6, 6, (9, 1)).astype(np.float32)
     got = RowProgram(x, linear(weight), isa=isa).compute(range(9))
-    assert_close(got, *product(x, weight))
+    assert_close(got, *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -116,7 +131,7 @@ def test_any_codes_of_fp8_are_weights(isa: str):
     codes[(codes & 0x7F) == 0x7F] = 0x7E
     x = normal(9, 300)
     weight = Tensor("w", codes.shape, "F8_E4M3", codes.reshape(-1), "test")
-    assert_close(RowProgram(x, linear(weight), isa=isa).compute(range(9)), *product(x, weight))
+    assert_close(RowProgram(x, linear(weight), isa=isa).compute(range(9)), *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -144,7 +159,7 @@ def test_the_largest_sums_do_not_overflow(isa: str, dtype: DType, byte: int, sig
     x = np.full((5, k), sign * 127, np.float32)
     x[1, ::2] *= -1
     got = RowProgram(x, linear(weight), isa=isa).compute(range(5))
-    assert_close(got, *product(x, weight))
+    assert_close(got, *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -157,7 +172,7 @@ def test_zero_inputs_give_zero(isa: str, dtype: DType):
     weight = tensor("w", normal(20, k, seed=1), dtype)
     got = RowProgram(x, linear(weight), isa=isa).compute(range(3))
     assert np.array_equal(got[[0, 2]], np.zeros((2, 20)))
-    assert_close(got, *product(x, weight))
+    assert_close(got, *product(x, weight, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -205,7 +220,7 @@ def test_several_weights_of_different_formats_side_by_side(isa: str):
     got = RowProgram(x, linear(*weights, biases=biases), isa=isa).compute(range(6))
     column = 0
     for weight, bias, n in zip(weights, biases, widths, strict=True):
-        expected, magnitude = product(x, weight)
+        expected, magnitude = product(x, weight, isa)
         if bias is not None:
             expected, magnitude = expected + bias, magnitude + np.abs(bias)
         assert_close(got[:, column : column + n], expected, magnitude)
@@ -224,8 +239,8 @@ def test_linear_add_adds_to_the_residual(isa: str, dtype: DType):
         return ops.linear_add(value, y, ops.matrix(second), bias)
 
     got = RowProgram(x, body, isa=isa).compute(range(6))
-    inner = product(x, first)[0].astype(np.float32)
-    expected, magnitude = product(inner, second)
+    inner = product(x, first, isa)[0].astype(np.float32)
+    expected, magnitude = product(inner, second, isa)
     # The inner product's rounding may move an int8 step of the outer one: 1 / 254 of a block's largest.
     tolerance = 0.008 if is_quantized(dtype) else 1e-5
     assert_close(got, x + expected + bias, np.abs(x) + magnitude, tolerance)
@@ -259,7 +274,7 @@ def test_gated_mlp(isa: str, gate_dtype: DType, up_dtype: DType, n: int):
 
     program = RowProgram(x, body, isa=isa)
     got = program.compute(range(67))
-    g, u = product(x, gate)[0] + gate_bias, product(x, up)[0] + up_bias
+    g, u = product(x, gate, isa)[0] + gate_bias, product(x, up, isa)[0] + up_bias
     np.testing.assert_allclose(got, silu(g) * u, rtol=1e-5, atol=1e-4)
     for row in (0, 31, 66):
         assert np.array_equal(program.compute([row])[0], got[row])

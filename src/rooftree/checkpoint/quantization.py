@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from typing import Literal
 
-Quantization = Literal["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+Quantization = Literal["bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]

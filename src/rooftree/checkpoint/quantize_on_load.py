@@ -1,8 +1,9 @@
 """Weights quantised while a model is loaded, one tensor at a time.
 
-Linear weights stored in floats or in FP8 are rounded to one of ggml's formats of 32-element blocks, exactly
-as its reference code rounds. The embedding and the head become Q8_0 whatever the scheme: their errors go
-straight into the choice of a token. Norms, biases and weights that are quantised already stay as they are.
+Linear weights stored in floats or in FP8 are rounded to bf16, or to one of ggml's formats of 32-element
+blocks, exactly as its reference code rounds. The embedding and the head become Q8_0 whatever the block format:
+their errors go straight into the choice of a token. Norms, biases and weights that are quantised already stay as
+they are.
 
 Nothing is converted before it is asked for, then in pieces of some rows, and nothing is kept: the memory in
 use is the result, the stored bytes of the rows asked for, and the pieces.
@@ -32,6 +33,7 @@ from rooftree.checkpoint.quantization import Quantization
 from rooftree.errors import ConfigError
 
 SCHEMES: dict[Quantization, DType] = {
+    "bf16": "BF16",
     "q8_0": "Q8_0",
     "q5_1": "Q5_1",
     "q5_0": "Q5_0",
@@ -56,22 +58,25 @@ def quantized(checkpoint: Checkpoint, scheme: Quantization, *, threads: int = 1)
     tensors: dict[str, Tensor] = {}
     ragged: list[str] = []
     packed: list[str] = []
+    possible = False
     for name, tensor in checkpoint.tensors.items():
         tensors[name] = tensor
         if len(tensor.shape) != 2:
             continue
-        target = "Q8_0" if name in (EMBEDDING, HEAD) else SCHEMES[scheme]
+        target = "Q8_0" if name in (EMBEDDING, HEAD) and scheme != "bf16" else SCHEMES[scheme]
         if is_quantized(tensor.dtype):
             packed.append(name)
         elif tensor.shape[1] % FORMATS[target].block:
             ragged.append(name)
         else:
-            tensors[name] = _quantized(tensor, target, threads)
+            possible = True
+            if tensor.dtype != target:
+                tensors[name] = _quantized(tensor, target, threads)
     notices = (
         *_notice(checkpoint, ragged, scheme, "their rows do not fill blocks of 32"),
         *_notice(checkpoint, packed, scheme, "they are quantised already"),
     )
-    if all(tensors[name] is tensor for name, tensor in checkpoint.tensors.items()):
+    if not possible:
         raise ConfigError(
             f"--quantization {scheme}: no weight of {checkpoint.name} can be quantised: {' '.join(notices)}"
         )
