@@ -40,7 +40,14 @@ def compare(name: str, args: argparse.Namespace) -> list[Row]:
 def measure_case(case: Case, folder: Path, args: argparse.Namespace) -> Row:
     """Ours and theirs in each precision, built for the case alone."""
     peers = {dtype: TransformersSpeed(folder, threads=args.threads, dtype=dtype) for dtype in args.dtype}
-    ours = RooftreeSpeed(folder, threads=args.threads, sequences=case.batch, length=case.length, isa=args.isa)
+    ours = RooftreeSpeed(
+        folder,
+        threads=args.threads,
+        sequences=case.batch,
+        length=case.length,
+        isa=args.isa,
+        quantization=args.quantization,
+    )
     return measure(case, ours, peers, args.repeats)
 
 
@@ -66,6 +73,9 @@ def parse_args() -> argparse.Namespace:
         "--dtype", action="append", help="theirs, by torch's name; default: float32, bfloat16"
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--quantization", help="what we round the weights to, such as bf16, which theirs does in bfloat16"
+    )
     parser.add_argument("--isa", help="our kernels; default: the best of this machine")
     parser.add_argument("--prompt-tokens", type=numbers, default=(512,), help="of the prefills")
     parser.add_argument("--context", type=numbers, default=(128,), help="tokens before the timed steps")

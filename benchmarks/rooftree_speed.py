@@ -8,6 +8,7 @@ from time import perf_counter
 
 from rooftree.checkpoint.layout import EMBEDDING
 from rooftree.checkpoint.open import open_checkpoint
+from rooftree.checkpoint.quantization import Quantization
 from rooftree.engine.builder import build_engine_core
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import EngineCoreOutputs, EngineCoreRequest, StepTotals
@@ -25,12 +26,20 @@ class RooftreeSpeed:
     """
 
     def __init__(
-        self, path: Path, *, threads: int, sequences: int, length: int, isa: str | None = None
+        self,
+        path: Path,
+        *,
+        threads: int,
+        sequences: int,
+        length: int,
+        isa: str | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         config = EngineConfig(
             model=str(path),
             threads=threads,
             isa=isa,
+            quantization=quantization,
             max_num_seqs=sequences,
             max_model_len=length,
             # The pool is what these sequences need and no more.

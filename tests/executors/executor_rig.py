@@ -25,6 +25,8 @@ ISAS = _native.supported_isas()
 def rounds_to_bf16(dtype: str, isa: str) -> bool:
     """Whether weights of that dtype meet inputs rounded to bf16 there."""
     return dtype == "BF16" and isa == "avx512_bf16"
+
+
 GREEDY = SamplingParams(temperature=0.0)
 
 Executor = CPUExecutor | ReferenceExecutor

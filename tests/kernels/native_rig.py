@@ -31,6 +31,7 @@ def round_to_bf16(x: Floats) -> Floats:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
+
 DTYPES: tuple[DType, ...] = tuple(FORMAT_CODES)
 FLOATS = tuple(dtype for dtype in DTYPES if not is_quantized(dtype))
 QUANTISED = tuple(dtype for dtype in DTYPES if is_quantized(dtype))

@@ -1,9 +1,9 @@
 """Weights quantised while a model is loaded, one tensor at a time.
 
 Linear weights stored in floats or in FP8 are rounded to bf16, or to one of ggml's formats of 32-element
-blocks, exactly as its reference code rounds. The embedding and the head become Q8_0 whatever the block format:
-their errors go straight into the choice of a token. Norms, biases and weights that are quantised already stay as
-they are.
+blocks, exactly as its reference code rounds. The embedding and the head become Q8_0 whatever the block
+format: their errors go straight into the choice of a token. Norms, biases and weights that are quantised
+already stay as they are.
 
 Nothing is converted before it is asked for, then in pieces of some rows, and nothing is kept: the memory in
 use is the result, the stored bytes of the rows asked for, and the pieces.
