@@ -36,7 +36,7 @@ CACHE_FORMATS: dict[KVCacheDType, str] = {
     "fp8": "fp8-per-head",
 }
 
-_GLANCE_BYTES = 1 << 28
+_GLANCE_BYTES = 1 << 27
 _GLANCE_ROUNDS = 200_000
 _GLANCE_TRIES = 3
 
