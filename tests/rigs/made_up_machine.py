@@ -110,7 +110,7 @@ class FakeMeter:
     def products(self, dtype: DType, n: int, k: int, count: int, max_rows: int) -> Products:
         return FakeProducts(dtype, count * n * k, self._noise)
 
-    def steps(self, spec: ModelSpec, dtype: DType, kv_bytes: int, batch: int) -> Steps:
+    def steps(self, spec: ModelSpec, dtype: DType, kv_tokens: int, batch: int) -> Steps:
         tiny = replace(spec, vocab_size=64, num_layers=1, windows=(None,))
         # Formats are those of the real model, its numbers are not needed.
         scheme = stored_architecture(random_checkpoint(tiny, dtype)).scheme

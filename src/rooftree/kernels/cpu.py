@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import cast
 
 import numpy as np
 
@@ -41,6 +42,9 @@ _TILE_ROWS = 16
 
 _PIECE_BYTES = 4 << 20
 """Stored bytes that each thread packs at once: many tiles, but little beside a model."""
+
+TILE_ROWS = 16
+"""``kTileRows`` of native/pack.h: packed matrices are whole tiles."""
 
 _ABSENT = np.zeros(0, np.float32)
 
@@ -263,16 +267,10 @@ class CpuRecorder:
             cos, sin: (positions, head_dim / 2) float32.
         """
         program = _native.Program(self._pool, isa, max_tokens, max_samples)
-        read = [i for i, use in enumerate(self._slots) if use.is_read]
-        lifetimes = []
-        for i in read:
-            use = self._slots[i]
-            rows = max_samples if use.per_sample else max_tokens
-            lifetimes.append(Lifetime(rows * use.row_bytes, use.first_op, use.last_op))
-        offsets, arena_bytes = plan_arena(lifetimes)
+        offsets, arena_bytes = self._plan(max_tokens, max_samples)
         native = {
             i: program.add_value(offset, self._slots[i].row_bytes, self._slots[i].per_sample)
-            for i, offset in zip(read, offsets, strict=True)
+            for i, offset in offsets.items()
         }
 
         def locate(slot: Slot | None) -> int:
@@ -283,6 +281,42 @@ class CpuRecorder:
             op(program, locate)
         program.finish(arena_bytes)
         return program, arena_bytes
+
+    def arena_bytes(self, max_tokens: int, max_samples: int) -> int:
+        """Bytes of the arena that ``build`` takes for such steps."""
+        return self._plan(max_tokens, max_samples)[1]
+
+    def _plan(self, max_tokens: int, max_samples: int) -> tuple[dict[Slot, int], int]:
+        """Where each slot that is read lies, and the bytes of all."""
+        read = [i for i, use in enumerate(self._slots) if use.is_read]
+        lifetimes = []
+        for i in read:
+            use = self._slots[i]
+            rows = max_samples if use.per_sample else max_tokens
+            lifetimes.append(Lifetime(rows * use.row_bytes, use.first_op, use.last_op))
+        offsets, arena_bytes = plan_arena(lifetimes)
+        return dict(zip(read, offsets, strict=True)), arena_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A packed matrix that is not there."""
+
+    n: int
+    k: int
+    nbytes: int
+
+
+class SizingRecorder(CpuRecorder):
+    """Records as ever, packs nothing: for the sizes of a program that is not to run."""
+
+    def matrix(self, tensor: Tensor) -> CpuMatrix:
+        if tensor.name not in self._matrices:
+            n, k = tensor.shape
+            num_bytes = -(-n // TILE_ROWS) * _native.tile_bytes(FORMAT_CODES[tensor.dtype], k)
+            packed = cast(_native.PackedMatrix, _Sized(n, k, num_bytes))
+            self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
+        return self._matrices[tensor.name]
 
 
 def _present(array: Floats | None) -> Floats:

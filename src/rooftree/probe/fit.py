@@ -26,6 +26,8 @@ Floats = npt.NDArray[np.float64]
 _TERMS = ("layers", "activations", "products", "decode attention", "prefill attention")
 _OUTLIER = 0.05
 """Relative error from which a step's weight falls."""
+_PRODUCTS_SPREAD = 0.1
+"""How far products in a step may well be from products alone; a fit needs more than noise to go further."""
 _ROUNDS = 12
 
 
@@ -132,7 +134,12 @@ def _fit_terms(steps: Sequence[StepSample], terms: Sequence[_StepTerms]) -> dict
         free = matrix.copy()
         free[bound, decode] = 0.0
         left = np.maximum(measured - np.where(bound, reading, 0.0), 0.01 * measured)
-        before, found = found, _robust(free, left, measured)
+        # One more line says that products in a step are about as fast as alone: where steps are noisy, little
+        # else tells what a product costs from what its rows cost besides.
+        alone = np.zeros((1, len(_TERMS)))
+        alone[0, _TERMS.index("products")] = 1.0
+        spread = np.append(measured, _PRODUCTS_SPREAD / _OUTLIER)
+        before, found = found, _robust(np.vstack([free, alone]), np.append(left, 1.0), spread)
         if not found[decode]:
             found[decode] = before[decode]
         if np.array_equal(before, found):

@@ -47,7 +47,7 @@ class Meter(Protocol):
     def products(self, dtype: DType, n: int, k: int, count: int, max_rows: int) -> Products:
         """``count`` matrices (n, k) of a format."""
 
-    def steps(self, spec: ModelSpec, dtype: DType, kv_bytes: int, batch: int) -> Steps:
+    def steps(self, spec: ModelSpec, dtype: DType, kv_tokens: int, batch: int) -> Steps:
         """An engine of a random model with so much KV cache."""
 
 
@@ -71,12 +71,12 @@ class MachineMeter:
             isa=self._setting.isa,
         )
 
-    def steps(self, spec: ModelSpec, dtype: DType, kv_bytes: int, batch: int) -> Steps:
+    def steps(self, spec: ModelSpec, dtype: DType, kv_tokens: int, batch: int) -> Steps:
         config = EngineConfig(
             model="random",
             max_num_seqs=batch,
             max_model_len=spec.max_position_embeddings,
-            kv_cache_memory=kv_bytes,
+            kv_cache_memory=kv_tokens * spec.kv_bytes_per_token(2),
             kv_watermark=0.0,
             enable_prefix_caching=False,
             threads=self._setting.threads,

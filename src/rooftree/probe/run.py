@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,7 @@ from rooftree.checkpoint.formats import is_quantized, tensor_bytes
 from rooftree.engine.executors.processor import memory_bytes
 from rooftree.probe.fit import ProductSample, StepSample, fit_efficiency, fit_quality
 from rooftree.probe.limits import Limits
-from rooftree.probe.meter import Meter, Products, Steps
+from rooftree.probe.meter import Meter, Steps
 from rooftree.probe.random_model import llama_spec
 from rooftree.probe.steps import StepShape, TimedStep
 from rooftree.roofline.machine import ProbedMachine, Setting
@@ -25,27 +27,17 @@ Progress = Callable[[str, float], None]
 FORMATS: tuple[DType, ...] = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16")
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 PRODUCT_SHAPE = (2048, 2048)
-PRODUCT_BYTES = 64 << 20
-PRODUCT_ROUNDS = 4
+PRODUCT_BYTES = 96 << 20
 
 DECODES = (
-    (1, 16),
-    (1, 2048),
-    (2, 512),
-    (4, 16),
-    (4, 1024),
-    (8, 512),
-    (8, 2048),
-    (16, 16),
-    (16, 512),
-    (32, 16),
-    (32, 256),
+    *((1, 16), (1, 2048), (2, 512), (4, 16), (4, 1024), (8, 16), (8, 2048)),
+    *((16, 16), (16, 512), (32, 16), (32, 256)),
 )
-CHUNKS = ((16, 0), (16, 2048), (64, 0), (64, 1024), (256, 0), (256, 1024), (512, 0))
-STEP_ROUNDS = 3
-DECODE_REPEATS = 4
-KV_BYTES = 640 << 20
+CHUNKS = ((16, 0), (16, 2048), (64, 0), (64, 1024), (128, 1024), (256, 0), (512, 0))
+DECODE_REPEATS = 3
+KV_TOKENS = 20_000
 
+ROUNDS = 4
 QUIET = 0.2
 """Quantile of the repeats that is taken: what disturbs a measurement only makes it longer."""
 
@@ -83,8 +75,10 @@ def run_probe(meter: Meter, setting: Setting, day: str, progress: Progress) -> P
     progress("limits", 0.0)
     limits = tuple(meter.limits(threads) for threads in sorted({1, setting.threads}))
     device = device_of(setting, limits[-1], day)
-    products = _measure_products(meter, progress)
-    steps = _measure_steps(meter, progress)
+    with closing(_Rigs(meter)) as rigs:
+        for turn in range(ROUNDS):
+            rigs.measure(_part(progress, turn))
+        products, steps = rigs.products(), rigs.steps()
     progress("constants", 0.98)
     efficiency = fit_efficiency(products, steps, device)
     quality = fit_quality(steps, device, efficiency)
@@ -106,48 +100,60 @@ def device_of(setting: Setting, limits: Limits, day: str) -> DeviceSpec:
     )
 
 
-def _measure_products(meter: Meter, progress: Progress) -> list[ProductSample]:
-    n, k = PRODUCT_SHAPE
-    chains: list[tuple[DType, Products]] = [
-        (dtype, meter.products(dtype, n, k, round(PRODUCT_BYTES / tensor_bytes(dtype, (n, k))), max(ROWS)))
-        for dtype in FORMATS
-    ]
-    seconds: dict[tuple[DType, int], list[float]] = {}
-    for turn in range(PRODUCT_ROUNDS):
-        for at, (dtype, chain) in enumerate(chains):
-            progress(f"products {dtype}", 0.05 + 0.3 * (turn + at / len(chains)) / PRODUCT_ROUNDS)
+def _part(progress: Progress, turn: int) -> Progress:
+    """Progress of one turn, as a part of the whole."""
+    return lambda what, done: progress(what, (0.5 + turn + done) / (ROUNDS + 0.7))
+
+
+class _Rigs:
+    """All that is timed, in turns: what disturbs the machine for a while meets all of it."""
+
+    def __init__(self, meter: Meter) -> None:
+        n, k = PRODUCT_SHAPE
+        self._chains = {
+            dtype: meter.products(dtype, n, k, round(PRODUCT_BYTES / tensor_bytes(dtype, (n, k))), max(ROWS))
+            for dtype in FORMATS
+        }
+        most = max(batch for batch, _ in DECODES)
+        self._models = [meter.steps(spec, "Q4_0", KV_TOKENS, most) for spec in models()]
+        self._shapes = [StepShape(batch, context) for batch, context in DECODES]
+        self._shapes += [StepShape(1, context, chunk) for chunk, context in CHUNKS]
+        self._seconds: dict[tuple[DType, int], list[float]] = defaultdict(list)
+        self._timed: dict[tuple[int, StepShape], list[TimedStep]] = defaultdict(list)
+
+    def measure(self, progress: Progress) -> None:
+        """One turn."""
+        for at, (dtype, chain) in enumerate(self._chains.items()):
+            progress(f"products {dtype}", 0.3 * at / len(self._chains))
             for rows in ROWS:
-                seconds.setdefault((dtype, rows), []).append(chain.seconds(rows))
-    return [
-        ProductSample(
-            format={"F16": "fp16"}.get(dtype, dtype.lower()),
-            arithmetic="packed" if is_quantized(dtype) else "fp16",
-            rows=rows,
-            weights=chain.weights,
-            num_bytes=chain.weight_bytes,
-            seconds=quiet(seconds[dtype, rows]),
-        )
-        for dtype, chain in chains
-        for rows in ROWS
-    ]
+                self._seconds[dtype, rows].append(chain.seconds(rows))
+        for index, rig in enumerate(self._models):
+            progress("steps of the engine", 0.3 + 0.7 * index / len(self._models))
+            for shape in self._shapes:
+                self._timed[index, shape] += rig.time(shape, 1 if shape.chunk else DECODE_REPEATS)
 
+    def products(self) -> list[ProductSample]:
+        """What products took."""
+        return [
+            ProductSample(
+                format={"F16": "fp16"}.get(dtype, dtype.lower()),
+                arithmetic="packed" if is_quantized(dtype) else "fp16",
+                rows=rows,
+                weights=chain.weights,
+                num_bytes=chain.weight_bytes,
+                seconds=quiet(self._seconds[dtype, rows]),
+            )
+            for dtype, chain in self._chains.items()
+            for rows in ROWS
+        ]
 
-def _measure_steps(meter: Meter, progress: Progress) -> list[StepSample]:
-    shapes = [StepShape(batch, context) for batch, context in DECODES]
-    shapes += [StepShape(1, context, chunk) for chunk, context in CHUNKS]
-    most = max(batch for batch, _ in DECODES)
-    rigs = [meter.steps(spec, "Q4_0", KV_BYTES, most) for spec in models()]
-    try:
-        timed: dict[tuple[int, StepShape], list[TimedStep]] = {}
-        for turn in range(STEP_ROUNDS):
-            for index, rig in enumerate(rigs):
-                progress("steps of the engine", 0.35 + 0.6 * (turn + index / len(rigs)) / STEP_ROUNDS)
-                for shape in shapes:
-                    repeats = 1 if shape.chunk else DECODE_REPEATS
-                    timed.setdefault((index, shape), []).extend(rig.time(shape, repeats))
-        return [_sample(rigs[index], steps) for (index, _), steps in timed.items()]
-    finally:
-        for rig in rigs:
+    def steps(self) -> list[StepSample]:
+        """What steps took."""
+        return [_sample(self._models[index], steps) for (index, _), steps in self._timed.items()]
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+        for rig in self._models:
             rig.close()
 
 

@@ -22,6 +22,7 @@ from rooftree.scheduler.output import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from rooftree.specs.model import ModelSpec
 
 _MAX_QUERIES_PER_KV_HEAD = 48
 _MAX_HEAD_DIM = 512
@@ -82,9 +83,7 @@ class CPUExecutor:
         cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
         self._kv_cache: _native.KvCache | None = None
         self._program: _native.Program | None
-        self._program, self.activation_bytes = recorder.build(
-            self.isa, max_num_batched_tokens, max_num_seqs, cos, sin
-        )
+        self._program, arena_bytes = recorder.build(self.isa, max_num_batched_tokens, max_num_seqs, cos, sin)
         self.weight_bytes = recorder.weight_bytes
         self.kv_bytes_per_block = _native.KvCache.bytes_per_block(
             spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, self._kv_format
@@ -94,8 +93,9 @@ class CPUExecutor:
         self._requests = np.zeros((max_num_seqs, 5), np.int32)
         self._sampling = SamplingRows(max_num_seqs)
         self._results = np.zeros(max_num_seqs, RESULT_DTYPE)
-        self.activation_bytes += cos.nbytes + sin.nbytes + self._tables.nbytes
-        self.activation_bytes += self.threads * _SAMPLER_BYTES_PER_TOKEN * spec.vocab_size
+        self.activation_bytes = arena_bytes + tables_bytes(
+            spec, max_num_seqs, max_model_len, block_size, self.threads
+        )
         self._result_bytes = self._results.view(np.uint8).reshape(-1)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
@@ -179,6 +179,15 @@ class CPUExecutor:
         if self._program is None:
             raise EngineDeadError("the executor is closed")
         return self._program
+
+
+def tables_bytes(
+    spec: ModelSpec, max_num_seqs: int, max_model_len: int, block_size: int, threads: int
+) -> int:
+    """Bytes kept beside weights, KV and arena: rotary angles, tables of requests, samplers."""
+    angles = 2 * max_model_len * (spec.head_dim // 2) * 4
+    requests = RequestTables.num_bytes(max_num_seqs, max_model_len, -(-max_model_len // block_size))
+    return angles + requests + threads * _SAMPLER_BYTES_PER_TOKEN * spec.vocab_size
 
 
 def choose_isa(isa: str | None) -> str:

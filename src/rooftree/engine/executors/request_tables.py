@@ -35,10 +35,10 @@ class RequestTables:
         self._rows: dict[str, _Row] = {}
         self._free = list(range(num_rows))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both tables."""
-        return self.tokens.nbytes + self.blocks.nbytes
+    @staticmethod
+    def num_bytes(num_rows: int, max_tokens: int, max_blocks: int) -> int:
+        """Bytes of both tables, of int32."""
+        return 4 * num_rows * (max_tokens + max_blocks)
 
     def row_for(self, request: ScheduledRequest, in_step: Container[str]) -> int:
         """Index of the request's row, up to date. ``in_step``: ids whose rows must stay."""
