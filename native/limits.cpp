@@ -25,7 +25,7 @@ constexpr size_t kReadUnit = 512;
 const LimitLoops& limits_for(const std::string& isa) {
     const std::string name = kernels_for(isa).name;
 #if defined(ROOFTREE_X86)
-    if (name == "avx512") return avx512_limits();
+    if (name.rfind("avx512", 0) == 0) return avx512_limits();  // also with further extensions
     if (name == "avx2") return avx2_limits();
 #endif
     return portable_limits();

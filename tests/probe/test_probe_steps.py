@@ -85,6 +85,8 @@ def test_a_chain_counts_its_weights(dtype: DType) -> None:
 
 def test_limits_of_this_machine_are_rates() -> None:
     for isa in _native.supported_isas():
+        ways = {way for way, _ in _native.int8_rates(isa, 1, 1000, 1)}
+        assert ("dpbusd, 512 bits" in ways) == isa.startswith("avx512")
         limits = measure_limits(isa, 1, read_bytes=1 << 20)
         assert limits.threads == 1
         assert min(limits.read, limits.fp32, limits.best_int8) > 1e6

@@ -29,7 +29,7 @@ LIMITS = Limits(4, 40e9, 400e9, {"slow": 500e9, "fast": 1000e9})
 
 def rates(name: str, bits: float) -> ProductRates:
     """From memory: bound by bytes with one row, and nearing half of the peak."""
-    peak = 400e9 if name == "fp16" else 1000e9
+    peak = 400e9 if name in ("fp16", "bf16") else 1000e9
     fractions = [2 * rows / max(bits / 8 / 36e9, 2 * (rows + 2) / (0.5 * peak)) / peak for rows in ROWS]
     return ProductRates(name, ROWS, tuple(fractions))
 
@@ -38,7 +38,7 @@ def bits_of(name: str) -> float:
     return 8 * STORED[name].bytes_of((256, 1024)) / (256 * 1024)
 
 
-NAMES = {dtype: {"F16": "fp16"}.get(dtype, dtype.lower()) for dtype in FORMATS}
+NAMES = {dtype: {"F16": "fp16", "BF16": "bf16"}.get(dtype, dtype.lower()) for dtype in FORMATS}
 TRUE = Efficiency(
     weight_bandwidth=0.9,
     kv_bandwidth=0.9,
@@ -57,7 +57,7 @@ class FakeProducts(Products):
 
     def __init__(self, dtype: DType, weights: int, noise: np.random.Generator) -> None:
         self._rates = next(r for r in TRUE.products if r.format == NAMES[dtype])
-        self._peak = LIMITS.fp32 if dtype == "F16" else LIMITS.best_int8
+        self._peak = LIMITS.fp32 if dtype in ("F16", "BF16") else LIMITS.best_int8
         self._noise = noise
         self.weights = weights
         self.weight_bytes = round(weights * bits_of(NAMES[dtype]) / 8)

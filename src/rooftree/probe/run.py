@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rooftree.checkpoint.base import DType
-from rooftree.checkpoint.formats import is_quantized, tensor_bytes
+from rooftree.checkpoint.formats import tensor_bytes
 from rooftree.engine.executors.processor import memory_bytes
 from rooftree.probe.fit import ProductSample, StepSample, fit_efficiency, fit_quality
 from rooftree.probe.limits import Limits
@@ -24,7 +24,8 @@ from rooftree.specs.model import ModelSpec
 
 Progress = Callable[[str, float], None]
 
-FORMATS: tuple[DType, ...] = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16")
+FORMATS: tuple[DType, ...] = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16", "BF16")
+_FLOATS = {"F16": "fp16", "BF16": "bf16"}
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 PRODUCT_SHAPE = (2048, 2048)
 PRODUCT_BYTES = 96 << 20
@@ -46,7 +47,7 @@ def models() -> tuple[ModelSpec, ...]:
     """Two of different widths and depths, so that what a layer costs is told from what a weight does."""
     return (
         llama_spec(
-            hidden=512, intermediate=1408, layers=32, heads=8, kv_heads=2, vocab=32_000, positions=3072
+            hidden=768, intermediate=2048, layers=20, heads=12, kv_heads=4, vocab=32_000, positions=3072
         ),
         llama_spec(
             hidden=2048, intermediate=5632, layers=3, heads=32, kv_heads=8, vocab=16_000, positions=3072
@@ -136,8 +137,8 @@ class _Rigs:
         """What products took."""
         return [
             ProductSample(
-                format={"F16": "fp16"}.get(dtype, dtype.lower()),
-                arithmetic="packed" if is_quantized(dtype) else "fp16",
+                format=_FLOATS.get(dtype, dtype.lower()),
+                arithmetic=_FLOATS.get(dtype, "packed"),
                 rows=rows,
                 weights=chain.weights,
                 num_bytes=chain.weight_bytes,

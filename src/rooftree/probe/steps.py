@@ -59,6 +59,10 @@ class _SkippingExecutor:
         self.activation_bytes = inner.activation_bytes
         self.kv_bytes_per_block = inner.kv_bytes_per_block
 
+    @property
+    def progress(self) -> int:
+        return self.inner.progress
+
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self.inner.allocate_kv_cache(num_blocks)
 
