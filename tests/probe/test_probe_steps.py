@@ -12,7 +12,7 @@ from rooftree.checkpoint.base import DType
 from rooftree.checkpoint.formats import dequantize
 from rooftree.engine.config import EngineConfig
 from rooftree.errors import RooftreeError
-from rooftree.probe.limits import measure_limits
+from rooftree.probe.limits import Limits, measure_limits
 from rooftree.probe.products import ProductChain
 from rooftree.probe.random_model import llama_spec, random_checkpoint, random_tensor
 from rooftree.probe.steps import StepRig, StepShape
@@ -81,6 +81,11 @@ def test_a_chain_counts_its_weights(dtype: DType) -> None:
     assert chain.weights == 3 * 64 * 256
     assert chain.weight_bytes * 8 >= 4 * chain.weights
     assert all(chain.seconds(rows) > 0 for rows in (1, 5, 8))
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    one, other = Limits(2, 3.0, 4.0, {"a": 5.0, "b": 1.0}), Limits(2, 2.0, 6.0, {"a": 4.0, "b": 2.0})
+    assert one.best(other) == Limits(2, 3.0, 6.0, {"a": 5.0, "b": 2.0})
 
 
 def test_limits_of_this_machine_are_rates() -> None:

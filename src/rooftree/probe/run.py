@@ -26,7 +26,7 @@ Progress = Callable[[str, float], None]
 
 FORMATS: tuple[DType, ...] = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16", "BF16")
 _FLOATS = {"F16": "fp16", "BF16": "bf16"}
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 PRODUCT_SHAPE = (2048, 2048)
 PRODUCT_BYTES = 96 << 20
 
@@ -35,7 +35,7 @@ DECODES = (
     *((16, 16), (16, 512), (32, 16), (32, 256)),
 )
 CHUNKS = ((16, 0), (16, 2048), (64, 0), (64, 1024), (128, 1024), (256, 0), (512, 0))
-DECODE_REPEATS = 3
+DECODE_REPEATS = 2
 KV_TOKENS = 20_000
 
 ROUNDS = 4
@@ -74,17 +74,18 @@ def run_probe(meter: Meter, setting: Setting, day: str, progress: Progress) -> P
         RooftreeError: the memory does not hold the small models that are measured.
     """
     progress("limits", 0.0)
-    limits = tuple(meter.limits(threads) for threads in sorted({1, setting.threads}))
-    device = device_of(setting, limits[-1], day)
+    limits = [meter.limits(threads) for threads in sorted({1, setting.threads})]
     with closing(_Rigs(meter)) as rigs:
         for turn in range(ROUNDS):
             rigs.measure(_part(progress, turn))
+            limits[-1] = limits[-1].best(meter.limits(setting.threads))
         products, steps = rigs.products(), rigs.steps()
     progress("constants", 0.98)
+    device = device_of(setting, limits[-1], day)
     efficiency = fit_efficiency(products, steps, device)
     quality = fit_quality(steps, device, efficiency)
     progress("done", 1.0)
-    return ProbeResult(ProbedMachine(setting, device, efficiency, quality, day), limits)
+    return ProbeResult(ProbedMachine(setting, device, efficiency, quality, day), tuple(limits))
 
 
 def device_of(setting: Setting, limits: Limits, day: str) -> DeviceSpec:
