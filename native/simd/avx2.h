@@ -29,12 +29,11 @@ struct Simd {
     static F load_int8(const int8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
     }
-    // E4M3 codes as halves of the same fields: 2^-8 of their values.
+    // E4M3 codes as halves of the same fields: 2^-8 of their values. Widened with its sign and shifted, a code has all
+    // its fields in place, and a copy of the sign in the highest bit of the exponent.
     static F load_e4m3_unscaled(const uint8_t* p) {
-        const __m128i codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-        const __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
-        const __m128i fields = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x7f)), 7);
-        return _mm256_cvtph_ps(_mm_or_si128(sign, fields));
+        const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(~0x4000)));
     }
     static void store_f16(uint16_t* p, F v) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
