@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rooftree.errors import ModelError
+from rooftree.planner import models
 from rooftree.planner.models import published_model, published_names, resolve_model
 
 _TOTALS = Path(__file__).parents[1] / "checkpoint" / "published_configs.json"
@@ -48,6 +49,19 @@ def test_every_model_of_the_catalogue_is_whole(name: str) -> None:
 def test_an_empty_name_is_no_model(text: str) -> None:
     with pytest.raises(ModelError, match="empty"):
         resolve_model(text)
+
+
+def test_a_name_that_is_served_is_its_file_or_else_its_published_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    monkeypatch.setattr(models, "find_pulled", lambda name: None)
+    assert resolve_model("smollm2").name == "HuggingFaceTB/SmolLM2-135M"
+    read = resolve_model("smollm2").architecture
+    monkeypatch.setattr(models, "find_pulled", lambda name: file)
+    monkeypatch.setattr(models, "_read_file", lambda path: read if path == file else None)
+    served = resolve_model("smollm2")
+    assert (served.name, served.architecture) == ("smollm2", read)
 
 
 def test_a_typing_error_is_answered_with_near_names() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rooftree.checkpoint.architectures.parse import parse_architecture, read_architecture
+from rooftree.checkpoint.pull import KNOWN, find_pulled
 from rooftree.errors import ModelError
 from rooftree.specs.architecture import Architecture
 
@@ -33,6 +34,8 @@ class NamedModel:
 def resolve_model(text: str) -> NamedModel:
     """A .gguf file, a config.json, a folder that holds one, or a published model by name.
 
+    A name that ``rooftree serve`` takes is the file that it serves, where that has been fetched.
+
     Raises:
         ModelError: none of them; the message lists near names.
     """
@@ -43,7 +46,8 @@ def resolve_model(text: str) -> NamedModel:
     path = Path(text)
     if path.suffix == ".gguf" or path.exists():
         return NamedModel(path.name, _read_file(path))
-    return published_model(text)
+    pulled = find_pulled(text) if text in KNOWN else None
+    return published_model(text) if pulled is None else NamedModel(text, _read_file(pulled))
 
 
 def published_model(name: str) -> NamedModel:
