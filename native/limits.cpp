@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #if defined(__linux__)
@@ -31,74 +32,82 @@ const LimitLoops& limits_for(const std::string& isa) {
     return portable_limits();
 }
 
-// Ties the calling thread to one of the processors that this process may use: on a busy machine new threads would
-// otherwise share one for a while.
-void pin([[maybe_unused]] int index) {
+// Ties the calling thread to a processor, if the system lets it: on a busy machine new threads would otherwise share
+// one for a while.
+void pin([[maybe_unused]] int processor) {
 #if defined(__linux__)
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    index %= std::max(1, CPU_COUNT(&allowed));
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || index-- > 0) continue;
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        sched_setaffinity(0, sizeof one, &one);
-        return;
-    }
+    if (processor < 0 || processor >= CPU_SETSIZE) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    sched_setaffinity(0, sizeof one, &one);
 #endif
 }
 
-// Best of several tries: seconds in which all threads have done the work, begun together.
-double best_seconds(int threads, int tries, const std::function<void(int)>& work) {
-    if (threads < 1 || tries < 1) throw std::invalid_argument("threads and tries must be at least 1");
+// Seconds in which a thread on each processor has done the work, all begun together.
+double seconds_together(const Processors& processors, const std::function<void(int)>& work) {
     using Clock = std::chrono::steady_clock;
-    double best = 1e30;
-    for (int t = 0; t < tries; t++) {
-        std::atomic<int> ready{0};
-        std::atomic<Clock::rep> begin{0};
-        std::vector<double> ends(threads);
-        std::vector<std::thread> team;
-        for (int i = 0; i < threads; i++) team.emplace_back([&, i] {
-            pin(i);
-            if (ready.fetch_add(1) == threads - 1) begin = Clock::now().time_since_epoch().count();
-            while (begin.load() == 0) std::this_thread::yield();
-            work(i);
-            const auto end = Clock::now().time_since_epoch();
-            ends[i] = std::chrono::duration<double>(end - Clock::duration(begin.load())).count();
-        });
-        for (std::thread& thread : team) thread.join();
-        best = std::min(best, *std::max_element(ends.begin(), ends.end()));
+    constexpr Clock::rep kWait = 0, kGiveUp = -1;
+    const int threads = static_cast<int>(processors.size());
+    std::atomic<int> ready{0};
+    std::atomic<Clock::rep> begin{kWait};
+    std::vector<double> ends(threads);
+    std::vector<std::thread> team;
+    const auto member = [&](int i) {
+        pin(processors[i]);
+        if (ready.fetch_add(1) == threads - 1) begin = Clock::now().time_since_epoch().count();
+        while (begin.load() == kWait) std::this_thread::yield();
+        if (begin.load() == kGiveUp) return;
+        work(i);
+        const auto end = Clock::now().time_since_epoch();
+        ends[i] = std::chrono::duration<double>(end - Clock::duration(begin.load())).count();
+    };
+    try {
+        for (int i = 0; i < threads; i++) team.emplace_back(member, i);
+    } catch (const std::system_error&) {
+        begin = kGiveUp;  // those that started wait for the others
     }
+    for (std::thread& thread : team) thread.join();
+    if (begin.load() == kGiveUp)
+        throw std::invalid_argument("the system refuses to start " + std::to_string(threads) + " threads");
+    return *std::max_element(ends.begin(), ends.end());
+}
+
+double best_seconds(const Processors& processors, int tries, const std::function<void(int)>& work) {
+    if (processors.empty() || tries < 1) throw std::invalid_argument("there must be a processor and a try");
+    double best = seconds_together(processors, work);
+    for (int t = 1; t < tries; t++) best = std::min(best, seconds_together(processors, work));
     return std::max(best, 1e-9);
 }
 
-double rate(const LimitLoops::Arithmetic& loop, int threads, int64_t rounds, int tries) {
+double rate(const LimitLoops::Arithmetic& loop, const Processors& processors, int64_t rounds, int tries) {
     if (rounds < 1) throw std::invalid_argument("rounds must be at least 1");
-    const double seconds = best_seconds(threads, tries, [&](int) { loop.run(rounds); });
-    return static_cast<double>(loop.operations) * rounds * threads / seconds;
+    const double seconds = best_seconds(processors, tries, [&](int) { loop.run(rounds); });
+    return static_cast<double>(loop.operations) * rounds * processors.size() / seconds;
 }
 
 }  // namespace
 
-double read_rate(const std::string& isa, int threads, size_t bytes, int tries) {
+double read_rate(const std::string& isa, const Processors& processors, size_t bytes, int tries) {
     const LimitLoops& loops = limits_for(isa);
-    if (threads < 1 || bytes < kReadUnit * threads) throw std::invalid_argument("too few bytes to read, or no thread");
+    const size_t threads = processors.size();
+    if (threads < 1 || bytes < kReadUnit * threads) throw std::invalid_argument("too few bytes to read, or no processor");
     const Buffer data(bytes);
     std::memset(data.data(), 1, bytes);
     const size_t share = bytes / threads / kReadUnit * kReadUnit;
-    const double seconds = best_seconds(threads, tries, [&](int i) { loops.read(data.data() + i * share, share); });
+    const double seconds = best_seconds(processors, tries, [&](int i) { loops.read(data.data() + i * share, share); });
     return static_cast<double>(share) * threads / seconds;
 }
 
-double fp32_rate(const std::string& isa, int threads, int64_t rounds, int tries) {
-    return rate(limits_for(isa).fp32, threads, rounds, tries);
+double fp32_rate(const std::string& isa, const Processors& processors, int64_t rounds, int tries) {
+    return rate(limits_for(isa).fp32, processors, rounds, tries);
 }
 
-std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, int threads, int64_t rounds, int tries) {
+std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, const Processors& processors, int64_t rounds,
+                                                       int tries) {
     std::vector<std::pair<std::string, double>> rates;
     for (const LimitLoops::Arithmetic& loop : limits_for(isa).int8)
-        rates.emplace_back(loop.way, rate(loop, threads, rounds, tries));
+        rates.emplace_back(loop.way, rate(loop, processors, rounds, tries));
     return rates;
 }
 

@@ -27,10 +27,14 @@ const LimitLoops& avx2_limits();
 const LimitLoops& avx512_limits();
 #endif
 
-// Each is of `threads` threads together, tied to processors, the best of `tries`, in bytes or operations per second.
-// Throw std::invalid_argument for an instruction set that is not available, or numbers below 1.
-double read_rate(const std::string& isa, int threads, size_t bytes, int tries);
-double fp32_rate(const std::string& isa, int threads, int64_t rounds, int tries);
-std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, int threads, int64_t rounds, int tries);
+// The processor of each thread, by the system's number.
+using Processors = std::vector<int>;
+
+// Each is of all threads together, the best of `tries`, in bytes or operations per second. Throw std::invalid_argument
+// for an instruction set that is not available, for numbers below 1, and where the system refuses the threads.
+double read_rate(const std::string& isa, const Processors& processors, size_t bytes, int tries);
+double fp32_rate(const std::string& isa, const Processors& processors, int64_t rounds, int tries);
+std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, const Processors& processors, int64_t rounds,
+                                                       int tries);
 
 }  // namespace rooftree

@@ -94,9 +94,9 @@ NB_MODULE(_native, m) {
     m.def("quantised_row_bytes", &quantised_row_bytes, "k"_a);
 
     const nb::call_guard<nb::gil_scoped_release> no_gil;
-    m.def("read_rate", &read_rate, "isa"_a, "threads"_a, "num_bytes"_a, "tries"_a, no_gil);
-    m.def("fp32_rate", &fp32_rate, "isa"_a, "threads"_a, "rounds"_a, "tries"_a, no_gil);
-    m.def("int8_rates", &int8_rates, "isa"_a, "threads"_a, "rounds"_a, "tries"_a, no_gil);
+    m.def("read_rate", &read_rate, "isa"_a, "processors"_a, "num_bytes"_a, "tries"_a, no_gil);
+    m.def("fp32_rate", &fp32_rate, "isa"_a, "processors"_a, "rounds"_a, "tries"_a, no_gil);
+    m.def("int8_rates", &int8_rates, "isa"_a, "processors"_a, "rounds"_a, "tries"_a, no_gil);
 
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("size", &ThreadPool::size);
 

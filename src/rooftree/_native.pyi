@@ -18,13 +18,16 @@ def supported_isas() -> list[str]:
 def philox_uniform(seed: int, counter: int) -> float: ...
 def tile_bytes(format: int, k: int) -> int: ...
 def quantised_row_bytes(k: int) -> int: ...
-def read_rate(isa: str, threads: int, num_bytes: int, tries: int) -> float:
-    """Bytes/s that the threads read together, best of the tries. Raises ValueError for what cannot be."""
+def read_rate(isa: str, processors: list[int], num_bytes: int, tries: int) -> float:
+    """Bytes/s read together by a thread on each processor, best of the tries.
 
-def fp32_rate(isa: str, threads: int, rounds: int, tries: int) -> float:
+    Raises ValueError for what cannot be, as all of these do.
+    """
+
+def fp32_rate(isa: str, processors: list[int], rounds: int, tries: int) -> float:
     """FLOP/s of multiply-adds in registers."""
 
-def int8_rates(isa: str, threads: int, rounds: int, tries: int) -> list[tuple[str, float]]:
+def int8_rates(isa: str, processors: list[int], rounds: int, tries: int) -> list[tuple[str, float]]:
     """Operations/s of int8 products in registers, by way of computing them."""
 
 class ThreadPool:

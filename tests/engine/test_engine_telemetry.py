@@ -203,3 +203,16 @@ def test_an_engine_names_what_keeps_requests_waiting() -> None:
     blocks = run(EngineConfig(max_num_seqs=4, kv_watermark=0.0), 6, 20)
     assert blocks.by_kv_capacity == blocks.by_bandwidth == 20  # two of the four fit at once
     assert blocks.by_queue == 0
+
+
+def test_idle_time_after_an_abort_of_all_is_no_gap() -> None:
+    now = [0.0]
+    core = make_core(clock=lambda: now[0], telemetry=Telemetry())
+    core.add_request(core_request("a", [1, 2], 50))
+    core.step()
+    core.abort_requests(["a"])
+    now[0] += 600.0
+    core.add_request(core_request("b", [1, 2], 1))
+    core.step()
+    assert core.stats().steps.num_steps == 2
+    assert core.stats().steps.busy_seconds == 0.0

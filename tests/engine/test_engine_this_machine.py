@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +26,14 @@ from rooftree.specs.device import DeviceSpec
 class FakeLimits:
     """Rates of a machine, told at once."""
 
-    def read_rate(self, isa: str, threads: int, num_bytes: int, tries: int) -> float:
-        return 20e9 * threads
+    def read_rate(self, isa: str, processors: list[int], num_bytes: int, tries: int) -> float:
+        return 20e9 * len(processors)
 
-    def fp32_rate(self, isa: str, threads: int, rounds: int, tries: int) -> float:
-        return 100e9 * threads
+    def fp32_rate(self, isa: str, processors: list[int], rounds: int, tries: int) -> float:
+        return 100e9 * len(processors)
 
-    def int8_rates(self, isa: str, threads: int, rounds: int, tries: int) -> list[tuple[str, float]]:
-        return [("slow", 100e9 * threads), ("fast", 400e9 * threads)]
+    def int8_rates(self, isa: str, processors: list[int], rounds: int, tries: int) -> list[tuple[str, float]]:
+        return [("slow", 100e9 * len(processors)), ("fast", 400e9 * len(processors))]
 
 
 @pytest.fixture(autouse=True)
@@ -89,17 +91,32 @@ def test_the_model_is_counted_as_it_is_stored(tiny_model: Callable[[str, str], s
 
 def test_the_real_limits_are_rates() -> None:
     isa = _native.supported_isas()[-1]
-    assert _native.read_rate(isa, 2, 1 << 20, 1) > 1e6
-    assert _native.fp32_rate(isa, 1, 1000, 1) > 1e6
-    assert all(rate > 1e6 for _, rate in _native.int8_rates(isa, 1, 1000, 1))
-    with pytest.raises(ValueError, match="threads"):
-        _native.fp32_rate(isa, 0, 1000, 1)
+    assert _native.read_rate(isa, [0, 1], 1 << 20, 1) > 1e6
+    assert _native.fp32_rate(isa, [0], 1000, 1) > 1e6
+    assert all(rate > 1e6 for _, rate in _native.int8_rates(isa, [0], 1000, 1))
+    with pytest.raises(ValueError, match="processor"):
+        _native.fp32_rate(isa, [], 1000, 1)
     with pytest.raises(ValueError, match="rounds"):
-        _native.int8_rates(isa, 1, 0, 1)
+        _native.int8_rates(isa, [0], 0, 1)
     with pytest.raises(ValueError, match="bytes"):
-        _native.read_rate(isa, 2, 100, 1)
+        _native.read_rate(isa, [0, 1], 100, 1)
     with pytest.raises(ValueError, match="not available"):
-        _native.read_rate("no such", 1, 1 << 20, 1)
+        _native.read_rate("no such", [0], 1 << 20, 1)
+
+
+def test_threads_that_the_system_refuses_are_an_error_not_the_end() -> None:
+    program = """
+import resource
+from rooftree import _native
+taken = 1024 * next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20),) * 2)
+try:
+    _native.fp32_rate(_native.supported_isas()[-1], [0] * 500, 10, 1)
+except ValueError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "the system refuses to start 500 threads\n", run.stderr
 
 
 def test_the_processor_has_a_name(tmp_path: Path) -> None:

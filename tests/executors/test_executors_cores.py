@@ -1,4 +1,4 @@
-"""Counting physical cores from a made-up machine."""
+"""Counting physical cores, and choosing among them, on made-up machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rooftree.engine.executors.cores import physical_cores
+from rooftree.engine.executors.cores import physical_cores, spread_processors
 
 CPUS = "sys/devices/system/cpu"
 GROUPS = "sys/fs/cgroup"
@@ -51,6 +51,24 @@ def test_hardware_threads_of_a_core_count_once(tmp_path: Path, allow, cpus: tupl
 def test_ranges_of_siblings(tmp_path: Path, allow):
     allow(0, 1, 2, 3)
     assert physical_cores(machine(tmp_path, {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("siblings", "order"),
+    [
+        (TWO_BY_TWO, [0, 1, 2, 3, 0]),
+        ({0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, [0, 2, 1, 3, 0]),
+        ({0: "0-1", 1: "0-1", 2: "2", 3: "3"}, [0, 2, 3, 1, 0]),
+        ({}, [0, 1, 2, 3, 0]),
+    ],
+)
+def test_threads_get_cores_of_their_own_first(
+    tmp_path: Path, allow, siblings: dict[int, str], order: list[int]
+):
+    allow(0, 1, 2, 3)
+    root = machine(tmp_path, siblings)
+    for threads in range(6):
+        assert spread_processors(threads, root) == order[:threads]
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 256])

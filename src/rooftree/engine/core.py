@@ -89,6 +89,8 @@ class EngineCore:
         """
         for request_id in request_ids:
             self.scheduler.abort(request_id)
+        if not self.scheduler.has_unfinished:
+            self._telemetry.rest()
 
     @property
     def progress(self) -> tuple[int, int]:

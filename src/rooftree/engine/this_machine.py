@@ -9,6 +9,7 @@ from rooftree import _native
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.checkpoint.stored_architecture import stored_architecture
 from rooftree.engine.config import KVCacheDType
+from rooftree.engine.executors.cores import spread_processors
 from rooftree.engine.executors.processor import memory_bytes, processor_name
 from rooftree.errors import ConfigError
 from rooftree.roofline.costs import ModelCosts, model_costs
@@ -66,15 +67,16 @@ def measure_device(setting: Setting, *, read_bytes: int, rounds: int, tries: int
     """The limits of this machine as a device, by loops that do nothing else (native/limits.h)."""
     isa, threads = setting.isa, setting.threads
     measured = f"measured on {date.today().isoformat()} with {threads} threads, {isa}"
-    rates = _native.int8_rates(isa, threads, rounds, tries)
+    processors = spread_processors(threads)
+    rates = _native.int8_rates(isa, processors, rounds, tries)
     return DeviceSpec(
         name=setting.cpu,
         aliases=(THIS_MACHINE,),
         peak_flops={
-            "fp32": _native.fp32_rate(isa, threads, rounds, tries),
+            "fp32": _native.fp32_rate(isa, processors, rounds, tries),
             "int8": max(rate for _, rate in rates),
         },
-        bandwidth=_native.read_rate(isa, threads, read_bytes, tries),
+        bandwidth=_native.read_rate(isa, processors, read_bytes, tries),
         memory_bytes=memory_bytes(),
         sources={
             "peak_flops": f"products in registers, {measured}",

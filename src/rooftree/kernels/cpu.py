@@ -38,13 +38,10 @@ _FP8_STEP = 128
 """``kFp8Step`` of native/pack.h."""
 
 _TILE_ROWS = 16
-"""``kTileRows`` of native/pack.h."""
+"""``kTileRows`` of native/pack.h: packed matrices are whole tiles."""
 
 _PIECE_BYTES = 4 << 20
 """Stored bytes that each thread packs at once: many tiles, but little beside a model."""
-
-TILE_ROWS = 16
-"""``kTileRows`` of native/pack.h: packed matrices are whole tiles."""
 
 _ABSENT = np.zeros(0, np.float32)
 
@@ -313,7 +310,7 @@ class SizingRecorder(CpuRecorder):
     def matrix(self, tensor: Tensor) -> CpuMatrix:
         if tensor.name not in self._matrices:
             n, k = tensor.shape
-            num_bytes = -(-n // TILE_ROWS) * _native.tile_bytes(FORMAT_CODES[tensor.dtype], k)
+            num_bytes = -(-n // _TILE_ROWS) * _native.tile_bytes(FORMAT_CODES[tensor.dtype], k)
             packed = cast(_native.PackedMatrix, _Sized(n, k, num_bytes))
             self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
         return self._matrices[tensor.name]

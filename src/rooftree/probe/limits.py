@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rooftree import _native
+from rooftree.engine.executors.cores import spread_processors
 
 READ_BYTES = 1 << 28
 ROUNDS = 400_000
@@ -46,9 +47,10 @@ def measure_limits(isa: str, threads: int, *, read_bytes: int = READ_BYTES) -> L
     Raises:
         ValueError: an instruction set that is not available, or no thread.
     """
+    processors = spread_processors(threads)
     return Limits(
         threads=threads,
-        read=_native.read_rate(isa, threads, read_bytes, READ_TRIES),
-        fp32=_native.fp32_rate(isa, threads, ROUNDS, TRIES),
-        int8=dict(_native.int8_rates(isa, threads, ROUNDS, TRIES)),
+        read=_native.read_rate(isa, processors, read_bytes, READ_TRIES),
+        fp32=_native.fp32_rate(isa, processors, ROUNDS, TRIES),
+        int8=dict(_native.int8_rates(isa, processors, ROUNDS, TRIES)),
     )
