@@ -196,33 +196,27 @@ void pack_fp8_tile(const uint8_t* stored, int64_t first_row, int64_t rows, int64
     }
 }
 
-template <typename Element>
+// Which element of a tile holds input i of row r.
+int64_t single_at(int64_t i, int64_t r) { return i * kTileRows + r; }
+int64_t pair_at(int64_t i, int64_t r) { return i / 2 * 2 * kTileRows + 2 * r + i % 2; }
+
+template <typename Element, int64_t (*kAt)(int64_t, int64_t)>
 void pack_float_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
     constexpr int64_t kRun = 64 / sizeof(Element);  // inputs of a row that lie in a cache line, in all rows before going on
     for (int64_t begin = 0; begin < k; begin += kRun) {
         const int64_t end = begin + kRun < k ? begin + kRun : k;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = begin; i < end; i++)  // byte copies: the map may be unaligned
-                std::memcpy(tile + (i * kTileRows + r) * sizeof(Element), stored + (r * k + i) * sizeof(Element), sizeof(Element));
-    }
-}
-
-void pack_bf16_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* tile) {
-    constexpr int64_t kRun = 32;  // inputs of a row that lie in a cache line, in all rows before going on
-    for (int64_t begin = 0; begin < k; begin += kRun) {
-        const int64_t end = begin + kRun < k ? begin + kRun : k;
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = begin; i < end; i++)
-                std::memcpy(tile + i / 2 * kBF16PairBytes + (2 * r + i % 2) * 2, stored + (r * k + i) * 2, 2);
+                std::memcpy(tile + kAt(i, r) * sizeof(Element), stored + (r * k + i) * sizeof(Element), sizeof(Element));
     }
 }
 
 void pack_tile(Format format, const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k, const OuterScales& scales,
                uint8_t* tile) {
     switch (format) {
-        case Format::F32: return pack_float_tile<uint32_t>(stored, rows, k, tile);
-        case Format::F16: return pack_float_tile<uint16_t>(stored, rows, k, tile);
-        case Format::BF16: return pack_bf16_tile(stored, rows, k, tile);
+        case Format::F32: return pack_float_tile<uint32_t, single_at>(stored, rows, k, tile);
+        case Format::F16: return pack_float_tile<uint16_t, single_at>(stored, rows, k, tile);
+        case Format::BF16: return pack_float_tile<uint16_t, pair_at>(stored, rows, k, tile);
         case Format::F8_E4M3: return pack_fp8_tile(stored, first_row, rows, k, scales, tile);
         default: return pack_quantised_tile(format, stored, first_row, rows, k, scales, tile);
     }
@@ -304,16 +298,19 @@ void PackedMatrix::unpack_row(int64_t row, float* out) const {
         }
         return;
     }
-    for (int64_t i = 0; i < k && format == Format::F8_E4M3; i++) {
-        const uint8_t* step = base + i / kFp8Step * kFp8StepBytes;
-        const uint8_t code = step[sizeof(float) * kTileRows + i % kFp8Step * kTileRows + r];
-        out[i] = half_to_float(e4m3_to_half_bits(code)) * reinterpret_cast<const float*>(step)[r];
-    }
-    for (int64_t i = 0; i < k && format != Format::F8_E4M3; i++) {
-        const int64_t at = i * kTileRows + r;
-        if (format == Format::F32) out[i] = reinterpret_cast<const float*>(base)[at];
-        else if (format == Format::F16) out[i] = half_to_float(reinterpret_cast<const uint16_t*>(base)[at]);
-        else out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(base + i / 2 * kBF16PairBytes)[2 * r + i % 2]);
+    const uint16_t* words = reinterpret_cast<const uint16_t*>(base);
+    for (int64_t i = 0; i < k; i++) {
+        if (format == Format::F8_E4M3) {
+            const uint8_t* step = base + i / kFp8Step * kFp8StepBytes;
+            const uint8_t code = step[sizeof(float) * kTileRows + i % kFp8Step * kTileRows + r];
+            out[i] = half_to_float(e4m3_to_half_bits(code)) * reinterpret_cast<const float*>(step)[r];
+        } else if (format == Format::F32) {
+            out[i] = reinterpret_cast<const float*>(base)[single_at(i, r)];
+        } else if (format == Format::F16) {
+            out[i] = half_to_float(words[single_at(i, r)]);
+        } else {
+            out[i] = bf16_to_float(words[pair_at(i, r)]);
+        }
     }
 }
 
