@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,11 @@ from hypothesis import strategies as st
 
 from rigs.made_up_machine import LIMITS, SETTING, TRUE, FakeMeter, FakeSteps
 from rooftree.checkpoint.base import DType
-from rooftree.probe.fit import StepSample, fit_quality, non_negative
+from rooftree.probe.fit import ProductSample, StepSample, fit_efficiency, fit_quality, non_negative
 from rooftree.probe.run import device_of, models, run_probe
 from rooftree.roofline.batch import RequestTokens, batch_of
 from rooftree.roofline.clock import step_clock
-from rooftree.roofline.machine import machine_document, machine_from
+from rooftree.roofline.machine import ProbedMachine, machine_document, machine_from
 from rooftree.specs.model import ModelSpec, RopeSpec
 
 
@@ -83,6 +85,27 @@ def test_quality_is_the_error_of_the_steps() -> None:
     assert quality.steps == 3
     assert quality.median == pytest.approx(0.0)
     assert quality.p90 == pytest.approx(0.8 * 0.25)
+
+
+def test_attention_that_no_step_shows_gives_constants_all_the_same() -> None:
+    """Where steps after long contexts happen to be the faster ones, the machine file must be one."""
+    device = device_of(SETTING, LIMITS, "2026-01-02")
+    meter = FakeMeter(1)
+    rig, chain = meter.steps(*_first_model(), 1, 1), meter.products("Q4_0", 2048, 2048, 4, 64)
+    clock = step_clock(rig.costs, device, replace(TRUE, attention_arithmetic=1e9, kv_bandwidth=1e9))
+    steps = []
+    for new, context, count in [(1, c, n) for c in (16, 512, 2048) for n in (1, 4, 16)] + [(64, 0, 1)]:
+        batch = batch_of([RequestTokens(new, context, count)], rig.costs.windows)
+        seconds = clock.seconds(batch) * (1 - context / 20_000)
+        steps.append(StepSample(rig.costs, batch, seconds, 1e-4))
+    products = [
+        ProductSample("q4_0", "packed", rows, chain.weights, chain.weight_bytes, chain.seconds(rows))
+        for rows in (1, 8, 64)
+    ]
+    found = fit_efficiency(products, steps, device)
+    machine = ProbedMachine(SETTING, device, found, fit_quality(steps, device, found), "2026-01-02")
+    assert machine_from(machine_document(machine), "here") == machine
+    assert 0 < found.attention_arithmetic <= 1
 
 
 def _first_model() -> tuple[ModelSpec, DType]:

@@ -24,6 +24,8 @@ from rooftree.specs.device import DeviceSpec
 Floats = npt.NDArray[np.float64]
 
 _TERMS = ("layers", "activations", "products", "decode attention", "prefill attention")
+_LEAST = dict.fromkeys(_TERMS, 1e-30) | {"decode attention": 1.0, "prefill attention": 1.0}
+"""Nothing takes less than no time, and attention no less than at the peak rate."""
 _OUTLIER = 0.05
 """Relative error from which a step's weight falls."""
 _PRODUCTS_SPREAD = 0.1
@@ -140,11 +142,11 @@ def _fit_terms(steps: Sequence[StepSample], terms: Sequence[_StepTerms]) -> dict
         alone[0, _TERMS.index("products")] = 1.0
         spread = np.append(measured, _PRODUCTS_SPREAD / _OUTLIER)
         before, found = found, _robust(np.vstack([free, alone]), np.append(left, 1.0), spread)
-        if not found[decode]:
-            found[decode] = before[decode]
+        if not found[decode]:  # no step shows it
+            found[decode] = before[decode] if np.isfinite(before[decode]) else _LEAST["decode attention"]
         if np.array_equal(before, found):
             break
-    return {name: max(float(value), 1e-30) for name, value in zip(_TERMS, found, strict=True)}
+    return {name: max(float(value), _LEAST[name]) for name, value in zip(_TERMS, found, strict=True)}
 
 
 def _terms(step: StepSample, device: DeviceSpec, alone: Efficiency) -> _StepTerms:
