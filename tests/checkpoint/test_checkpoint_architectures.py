@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,11 @@ def test_needed_dimensions(name: str, field: str, bad: Any):
         ("deepseek-v3", "v_head_dim"),
         ("deepseek-v3", "n_routed_experts"),
         ("deepseek-v3", "first_k_dense_replace"),
+        ("deepseek-v3", "n_shared_experts"),
+        ("glm-4.5", "n_shared_experts"),
+        ("qwen1.5-moe-a2.7b", "shared_expert_intermediate_size"),
+        ("qwen3-next-80b-a3b", "shared_expert_intermediate_size"),
+        ("granite-4.0-h-tiny", "shared_intermediate_size"),
         ("gemma-2-9b", "sliding_window"),
         ("opt-125m", "ffn_dim"),
         ("jamba-v0.1", "attn_layer_period"),
@@ -343,6 +349,29 @@ def test_needed_fields_of_families(name: str, field: str):
 )
 def test_impossible_values(name: str, over: dict[str, Any], word: str):
     refuses(config(name, **over), word)
+
+
+@pytest.mark.parametrize(
+    "name", {entry.config.get("model_type"): name for name, entry in PUBLISHED.items()}.values()
+)
+def test_impossible_numbers_are_refused_by_name_or_count_nothing(name: str):
+    """Every whole number of every family: no other value than one that is possible changes a count."""
+    whole = [key for key, value in PUBLISHED[name].config.items() if type(value) is int]
+    for field, bad in itertools.product(whole, (-3, 0.5, "x", [])):
+        assert _said(name, field, bad) in ("refused by name", "counted as before"), (field, bad)
+
+
+def _said(name: str, field: str, bad: object) -> str:
+    try:
+        return "counted as before" if parse(name, **{field: bad}) == parse(name) else "counted otherwise"
+    except ModelError as error:
+        return "refused by name" if field in str(error) else str(error)
+
+
+def test_no_shared_experts_may_be_said_outright():
+    without = parse("deepseek-v2", n_shared_experts=None)
+    assert without == parse("deepseek-v2", n_shared_experts=0)
+    assert without.num_parameters < parse("deepseek-v2").num_parameters
 
 
 def test_missing_context_is_said():

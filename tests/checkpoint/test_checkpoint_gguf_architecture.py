@@ -375,6 +375,7 @@ def test_needed_keys_are_named(tmp_path: Path, name: str, key: str, bad: Any):
         ("llama+experts", "expert_used_count", "num_experts_per_tok"),
         ("deepseek2", "rope.dimension_count", "deepseek2.rope.dimension_count"),
         ("deepseek2", "attention.kv_lora_rank", "kv_lora_rank"),
+        ("deepseek2", "expert_shared_count", "n_shared_experts"),
         ("mamba", "ssm.state_size", "state_size"),
         ("mamba", "ssm.inner_size", "mamba.ssm.inner_size"),
         ("jamba", "ssm.time_step_rank", "jamba.ssm.time_step_rank"),

@@ -278,6 +278,21 @@ def test_headroom_of_arrivals_is_what_is_carried() -> None:
     assert not ask(rate=11.0 * headroom, **asked).chosen.meets  # type: ignore[union-attr]
 
 
+def test_windows_are_counted_both_ways_and_both_named() -> None:
+    """A window of 128 on 18 of 36 layers with 8 KV heads of 64: 2,048 bytes per layer and token."""
+    long = ("--device", "H100 SXM", "--count", "2", "--tp", "1", "--input", "8064", "--output", "128")
+    kept, freed = 36 * 2048 * 8192 / 2**20, 18 * 2048 * (8192 + 128) / 2**20
+    for more, counted in (
+        ((), "kept, as Rooftree does"),
+        (("--windowed-kv",), "freed, as --windowed-kv says"),
+    ):
+        text = " ".join(invoke("gpt-oss-120b", *long, *more).output.split())
+        assert f"{kept:,.1f} MiB per device with every token kept" in text
+        assert f"{freed:,.1f} MiB with those freed that have left a window" in text
+        assert f"(counted: {counted})" in text
+    assert "left a window" not in invoke("Llama-3.1-8B", *long).output
+
+
 def test_scaled_loads() -> None:
     assert scaled(Workload(fixed(1), fixed(1), 10), 2.5).concurrency == 25
     assert scaled(Workload(fixed(1), fixed(1), rate=2.0), 3).rate == 6.0

@@ -49,6 +49,38 @@ DENSE: dict[str, tuple[float, float | None, float | None, float | None, float, f
     "Inferentia2": (190, 190, None, 380, 880, 32),
 }
 
+# GB/s of the direct link in one direction and in both, GB/s of PCIe, MiB that the driver reports.
+LINKS: dict[str, tuple[float | None, float | None, float | None, int | None]] = {
+    "NVIDIA A10": (None, None, 32, None),
+    "NVIDIA A10G": (None, None, 32, None),
+    "NVIDIA L4": (None, None, 32, None),
+    "NVIDIA L40S": (None, None, 32, 46068),
+    "NVIDIA A100 40GB SXM": (300, 600, 32, None),
+    "NVIDIA A100 40GB PCIe": (300, 600, 32, None),
+    "NVIDIA A100 80GB SXM": (300, 600, 32, None),
+    "NVIDIA A100 80GB PCIe": (300, 600, 32, None),
+    "NVIDIA H100 SXM": (450, 900, 64, None),
+    "NVIDIA H100 PCIe": (300, 600, 64, None),
+    "NVIDIA H100 NVL": (300, 600, 64, None),
+    "NVIDIA H200 SXM": (450, 900, 64, None),
+    "NVIDIA H20": (450, 900, 64, None),
+    "NVIDIA B200 SXM": (900, 1800, 64, None),
+    "NVIDIA GB200 (per GPU)": (900, 1800, 64, 189471),
+    "NVIDIA B300 SXM": (900, 1800, 128, 275040),
+    "NVIDIA GB300 (per GPU)": (900, 1800, 64, 284208),
+    "NVIDIA RTX PRO 6000 Blackwell Server": (None, None, 64, 97887),
+    "NVIDIA GeForce RTX 4090": (None, None, 32, None),
+    "NVIDIA GeForce RTX 5090": (None, None, 64, None),
+    "AMD Instinct MI300X": (448, 896, 64, None),
+    "AMD Instinct MI325X": (448, 896, 64, None),
+    "AMD Instinct MI355X": (537, 1075, 64, None),
+    "Intel Gaudi 3 (OAM)": (600, 1200, 64, None),
+    "Google TPU v5e": (200, 400, None, None),
+    "Google TPU v6e (Trillium)": (400, 800, None, None),
+    "AWS Trainium2": (None, None, None, None),
+    "AWS Inferentia2": (None, None, None, None),
+}
+
 MINE: dict[str, Any] = {
     "name": "Mine",
     "memory_gib": 24,
@@ -68,8 +100,23 @@ def test_dense_figures(name: str):
     assert device.memory_bytes == round(memory * 2**30)
 
 
+@pytest.mark.parametrize("name", LINKS)
+def test_links_and_memory_as_reported(name: str):
+    device = find_device(name)
+    link = device.link
+    rates = (None, None) if link is None else (link.bytes_per_second, link.bidirectional_bytes_per_second)
+    pcie, reported = device.pcie_bytes_per_second, device.driver_memory_bytes
+    found = tuple(None if rate is None else rate / 1e9 for rate in (*rates, pcie))
+    assert (*found, None if reported is None else reported / 2**20) == LINKS[name]
+    # A maker may state one direction or both: the two must never be mixed.
+    assert link is None or link.bidirectional_bytes_per_second == pytest.approx(
+        2 * link.bytes_per_second, rel=0.01
+    )
+
+
 def test_every_device_is_checked_here():
-    assert {device.name for device in known_devices()} == {find_device(name).name for name in DENSE}
+    names = {device.name for device in known_devices()}
+    assert names == {find_device(name).name for name in DENSE} == set(LINKS)
 
 
 @pytest.mark.parametrize("device", known_devices(), ids=lambda device: device.name)

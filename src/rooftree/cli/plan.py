@@ -84,9 +84,15 @@ def command() -> None:
 @click.option("--replicas", type=int, help="Copies; default: all that fit.")
 @click.option("--engine", help="Use constants measured on this engine (vllm, trtllm, rooftree, ...).")
 @click.option(
-    "--max-num-batched-tokens", type=click.IntRange(128, 1_048_576), default=8192, show_default=True
+    "--max-num-batched-tokens",
+    type=click.IntRange(128, 1_048_576),
+    help="Tokens of one step; default: 8192, on this machine what our engine takes.",
 )
-@click.option("--max-num-seqs", type=click.IntRange(1, 65_536), default=256, show_default=True)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1, 65_536),
+    help="Requests running at once; default: 256, on this machine what our engine takes.",
+)
 @click.option(
     "--memory-fraction",
     type=click.FloatRange(0, 1, min_open=True),
@@ -130,9 +136,10 @@ def take_question(values: dict[str, Any]) -> Question:
     from rooftree.planner.deployment import PUBLISHED
     from rooftree.planner.devices import measured_device, priced
     from rooftree.planner.models import resolve_model
+    from rooftree.planner.own_engine import own_options
     from rooftree.planner.question import Question
     from rooftree.roofline.machine import known_machine_file
-    from rooftree.roofline.memory import MemoryOptions
+    from rooftree.roofline.memory import USUAL_MEMORY, MemoryOptions
     from rooftree.specs.catalogue import known_devices
     from rooftree.specs.weight_format import cache_bytes
     from rooftree.specs.weight_scheme import named_scheme
@@ -147,6 +154,13 @@ def take_question(values: dict[str, Any]) -> Question:
     own, probed = values["devices_file"], known_machine_file()
     price, prices = _prices(values["prices"], own)
     device = measured_device(values["device"], own, probed) if values["device"] is not None else None
+    step, seats = values["max_num_batched_tokens"], values["max_num_seqs"]
+    options = MemoryOptions(
+        usable_fraction=values["memory_fraction"],
+        max_batched_tokens=step or USUAL_MEMORY.max_batched_tokens,
+        max_sequences=seats or USUAL_MEMORY.max_sequences,
+        windowed=values["windowed_kv"],
+    )
     return Question(
         model=resolve_model(values["model"]),
         workload=_workload(values),
@@ -162,12 +176,8 @@ def take_question(values: dict[str, Any]) -> Question:
         engine=values["engine"],
         price=price,
         peak_factor=values["peak_factor"],
-        options=MemoryOptions(
-            usable_fraction=values["memory_fraction"],
-            max_batched_tokens=values["max_num_batched_tokens"],
-            max_sequences=values["max_num_seqs"],
-            windowed=values["windowed_kv"],
-        ),
+        options=options,
+        own_options=None if probed is None else own_options(values["model"], options, step, seats),
         devices=tuple(priced(known, prices) for known in known_devices(own, probed)),
         constants_file=user_constants_file(),
         machine_file=probed,

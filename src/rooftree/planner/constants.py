@@ -48,6 +48,11 @@ class StackConstants:
     origin: str
     efficiency: Efficiency | None = None
 
+    @property
+    def is_own_engine(self) -> bool:
+        """They are of Rooftree's engine on the machine that was probed."""
+        return self.efficiency is not None
+
     def without_overhead(self) -> StackConstants:
         """The same with no fixed cost of a step and its layers."""
         none = {"layer_seconds": 0.0, "step_seconds": 0.0, "launch_seconds": 0.0}

@@ -27,6 +27,7 @@ class Question:
         engine: whose measured constants to use; None: those of no engine in particular.
         price: per device and hour.
         peak_factor: how many times the workload a peak is.
+        own_options: of Rooftree's own engine on the machine that was probed; None: ``options`` there too.
     """
 
     model: NamedModel
@@ -44,6 +45,7 @@ class Question:
     price: float | None = None
     peak_factor: float = 1.0
     options: MemoryOptions = field(default_factory=MemoryOptions)
+    own_options: MemoryOptions | None = None
     devices: tuple[DeviceSpec, ...] = ()
     constants_file: Path | None = None
     machine_file: Path | None = None

@@ -23,6 +23,7 @@ from rooftree.planner.report_text import (
     scheduler_words,
     short,
     weight_words,
+    window_words,
     with_band,
 )
 from rooftree.planner.storage import changes
@@ -249,6 +250,9 @@ def _memory(found: Estimate) -> str:
             f"per {scheduler_words(found)}, {found.sequences} sequences at once, "
             f"{found.sequences_longest} of the longest."
         )
+    windows = window_words(found)
+    if windows:
+        note += f" Sliding windows: {windows}."
     body = f"<div class='bar'>{bars}</div><ul class='legend'>{legend}</ul>"
     return _panel("Memory", body, note)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -20,6 +21,7 @@ from rooftree.planner.storage import changes
 from rooftree.planner.workload import Workload
 from rooftree.roofline.memory import GIB
 
+MIB = 2**20
 BAR = 46
 LIMIT_STYLE = {"bandwidth": "cyan", "arithmetic": "magenta", "interconnect": "yellow", "overhead": "red"}
 SHOWN_DEVICES = 12
@@ -94,6 +96,22 @@ def scheduler_words(found: Estimate) -> str:
     return "replica" if groups == 1 else f"attention group (a replica has {groups})"
 
 
+def window_words(found: Estimate) -> str:
+    """Both ways to count KV under sliding windows; empty where no sequence outgrows one."""
+    deployment, longest = found.deployment, found.workload.longest()
+    kept, freed = (
+        replace(deployment, options=replace(deployment.options, windowed=windowed)).sequence_bytes(longest)
+        for windowed in (False, True)
+    )
+    if kept == freed:
+        return ""
+    counted = "freed, as --windowed-kv says" if deployment.options.windowed else "kept, as Rooftree does"
+    return (
+        f"the longest sequence takes {kept / MIB:,.1f} MiB per device with every token kept, "
+        f"{freed / MIB:,.1f} MiB with those freed that have left a window (counted: {counted})"
+    )
+
+
 def load_words(plan: Plan) -> str:
     """The workload in a line."""
     workload = plan.question.workload
@@ -143,6 +161,9 @@ def _memory(found: Estimate) -> RenderableType:
             f"{scheduler_words(found)}: {found.sequences} sequences at once, "
             f"{found.sequences_longest} of the longest",
         )
+    windows = window_words(found)
+    if windows:
+        table.add_row("windows", windows)
     return table
 
 

@@ -36,14 +36,16 @@ def deployment_for(question: Question, device: DeviceSpec, parallel: Parallel) -
     weight_dtype = question.weight_dtype or PUBLISHED
     published = question.model.architecture.scheme.linear.name
     measured = published if weight_dtype == PUBLISHED else weight_dtype
+    constants = choose_constants(known, device, question.engine, measured)
+    own = question.own_options if constants.is_own_engine else None
     return Deployment(
         model=question.model,
         device=device,
         parallel=parallel,
         weight_dtype=weight_dtype,
         kv_dtype=question.kv_dtype or WIDE_KV,
-        constants=choose_constants(known, device, question.engine, measured),
-        options=question.options,
+        constants=constants,
+        options=own or question.options,
     )
 
 

@@ -32,6 +32,9 @@ class MemoryOptions:
         runtime_bytes: context, graphs, buffers of collectives; None: the measured ones above.
         block_tokens: tokens per KV block; a sequence takes whole blocks.
         windowed: the engine frees KV that has left a sliding window. Rooftree's does not.
+        kv_fraction: share of what weights, activations and runtime leave that the KV cache takes; the rest
+            stays unused. Rooftree's engine leaves some to others on the machine.
+        activation_bytes: peak of the largest step, as an engine itself tells; None: ``activation_bytes()``.
     """
 
     usable_fraction: float = 0.9
@@ -40,6 +43,8 @@ class MemoryOptions:
     runtime_bytes: int | None = None
     block_tokens: int = 16
     windowed: bool = False
+    kv_fraction: float = 1.0
+    activation_bytes: int | None = None
 
 
 USUAL_MEMORY = MemoryOptions()
@@ -85,15 +90,18 @@ def memory_budget(
     runtime = options.runtime_bytes
     if runtime is None:
         runtime = RUNTIME_BYTES_LINKED if linked else RUNTIME_BYTES
-    return MemoryBudget(
-        total=total,
-        usable=int(total * options.usable_fraction),
-        weights=stage_weight_bytes(model, parallel, scheme) if weights is None else weights,
-        activations=activation_bytes(
+    if weights is None:
+        weights = stage_weight_bytes(model, parallel, scheme)
+    activations = options.activation_bytes
+    if activations is None:
+        activations = activation_bytes(
             model, options.max_batched_tokens, options.max_sequences, tensor_parallel=parallel.tensor
-        ),
-        runtime=runtime,
-    )
+        )
+    usable = int(total * options.usable_fraction)
+    taken = weights + activations + runtime
+    if usable > taken:
+        usable = taken + int((usable - taken) * options.kv_fraction)
+    return MemoryBudget(total, usable, weights, activations, runtime)
 
 
 def stage_weight_bytes(model: Architecture, parallel: Parallel, scheme: WeightScheme | None = None) -> int:

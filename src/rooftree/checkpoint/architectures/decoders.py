@@ -29,6 +29,7 @@ from rooftree.checkpoint.architectures.feed_forward_parts import (
     llama4_sparse,
     no_aux_loss,
 )
+from rooftree.checkpoint.architectures.values import whole
 from rooftree.checkpoint.fields import Fields
 from rooftree.specs.feed_forward import GATED
 
@@ -46,7 +47,7 @@ def extra_modules(field: str, what: str = "multi-token prediction") -> Callable[
     """A note where a config has modules that plain decoding does not use; they are not counted."""
 
     def notes(fields: Fields) -> tuple[str, ...]:
-        count = fields.get(field)
+        count = whole(fields, field, 0)
         return (f"not counted: {count} {what} module(s) ({field})",) if count else ()
 
     return notes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rooftree.checkpoint.architectures.attention_parts import Feature, has
 from rooftree.checkpoint.architectures.family import FeedForwardOf
-from rooftree.checkpoint.architectures.values import layer_indices, whole
+from rooftree.checkpoint.architectures.values import layer_indices, stated, whole
 from rooftree.checkpoint.fields import Fields
 from rooftree.specs.feed_forward import GATED, DenseFeedForward, ExpertFeedForward
 
@@ -47,13 +47,15 @@ class ExpertLayers:
 
     ``experts``, ``width``, ``shared``, ``dense_width``: fields with the number of routed experts, the width
     of one, the width of the shared ones, and that of a dense layer. ``shared_count``: field with the number
-    of shared experts, each as wide as a routed one (instead of ``shared``).
+    of shared experts, each as wide as a routed one (instead of ``shared``). Both must be stated, or weights
+    would go uncounted; ``shared_optional``: where left out means none.
     """
 
     experts: str = "num_local_experts"
     width: str = "intermediate_size"
     shared: str | None = None
     shared_count: str | None = None
+    shared_optional: bool = False
     shared_gate: bool = False
     dense_width: str = "intermediate_size"
     dense_names: tuple[str, ...] = MLP
@@ -81,9 +83,11 @@ class ExpertLayers:
         if active > total:
             fields.fail("num_experts_per_tok", f"is {active}, more than the {total} of {self.experts}")
         width = fields.count(self.width)
-        shared = whole(fields, self.shared, 0) if self.shared else 0
+        shared = 0
+        if self.shared:
+            shared = whole(fields, self.shared, 0) if self.shared_optional else stated(fields, self.shared)
         if self.shared_count:
-            shared = whole(fields, self.shared_count, 0) * width
+            shared = stated(fields, self.shared_count) * width
         return ExpertFeedForward(
             experts=total,
             active=active,

@@ -71,6 +71,13 @@ _SAME: dict[str, tuple[str, ...]] = {
     "ssm.group_count": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
 }
 
+# What a file says that holds no tensor of shared experts.
+_NO_SHARED_EXPERTS: Config = {
+    "n_shared_experts": 0,
+    "shared_expert_intermediate_size": 0,
+    "shared_intermediate_size": 0,
+}
+
 
 def gguf_config(fields: Fields, shapes: Shapes) -> Config:
     """The config of a GGUF file.
@@ -102,6 +109,8 @@ def _common(metadata: Metadata) -> Config:
         for name in names
         if metadata.fields.get(key)
     }
+    if not any(metadata.layers_with("ffn_up_shexp.weight")):
+        config = _NO_SHARED_EXPERTS | config
     embedding = metadata.shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2:
         metadata.fields.fail("embedding_length", "has no tensor 'token_embd.weight' to go with it")

@@ -287,6 +287,7 @@ _MINIMAX = Family(
         names=W123,
         router="block_sparse_moe.gate",
         shared="shared_intermediate_size",
+        shared_optional=True,
         shared_names=tuple(f"shared_mlp.{name}" for name in GATED),
     ),
 )

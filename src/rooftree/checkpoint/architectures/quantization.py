@@ -133,7 +133,7 @@ _METHODS: dict[str, Reader] = {
 
 
 def _bits(fields: Fields) -> int:
-    name = "bits" if fields.get("bits") is not None else "w_bit"
+    name = "w_bit" if fields.get("w_bit") is not None else "bits"
     bits = fields.count(name)
     if bits not in (2, 3, 4, 8):
         fields.fail(name, f"is {bits}; 2, 3, 4 and 8 are possible")
@@ -142,5 +142,5 @@ def _bits(fields: Fields) -> int:
 
 def _group(fields: Fields) -> int:
     """Elements of a row that share a scale; -1 in the file means the whole row, 0 here."""
-    name = "group_size" if fields.get("group_size") is not None else "q_group_size"
+    name = "q_group_size" if fields.get("q_group_size") is not None else "group_size"
     return 0 if fields.get(name) == -1 else fields.count(name)

@@ -53,6 +53,12 @@ def whole(fields: Fields, name: str, default: int | None = None) -> int:
     return value
 
 
+def stated(fields: Fields, name: str) -> int:
+    """A whole number whose absence would leave weights uncounted without a word; an explicit null is 0."""
+    is_null = fields.prefix + name in fields.values and fields.get(name) is None
+    return whole(fields, name, 0 if is_null else None)
+
+
 def optional_count(fields: Fields, name: str) -> int | None:
     """A positive integer, or None where it is null or left out."""
     return None if fields.get(name) is None else fields.count(name)
