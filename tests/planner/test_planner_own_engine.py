@@ -48,7 +48,7 @@ def test_kv_blocks_are_those_of_the_engine(model: Path, step: int | None, seats:
 
 def test_a_model_that_the_engine_does_not_run_is_counted_by_the_formula(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for name in ("meta-llama/Llama-3.1-8B", "smollm2", str(tmp_path)):
+    for name in ("meta-llama/Llama-3.1-8B", "no such folder", str(tmp_path)):
         options = own_options(name, USUAL_MEMORY, None, None)
         assert options.activation_bytes is None
         assert (options.kv_fraction, options.runtime_bytes) == (0.5, 0)

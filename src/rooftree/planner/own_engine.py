@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rooftree.checkpoint.open import open_checkpoint
+from rooftree.checkpoint.pull import KNOWN, find_pulled
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.memory import wanted_model_len
 from rooftree.engine.prediction import predict_footprint
@@ -19,7 +20,7 @@ def own_options(
     """``asked`` with what the engine does unless told otherwise: its largest step, its activations, the share
     of free memory that it gives to KV, and no runtime of a GPU.
 
-    Activations are those that the engine itself would allocate where ``model`` is a file or folder that it
+    Activations are those that the engine itself would allocate where ``model`` is there and one that it
     runs, else those of the planner's formula. No weight is read and nothing is fetched.
     """
     usual = EngineConfig()
@@ -39,10 +40,11 @@ def own_options(
 
 
 def _activation_bytes(model: str, config: EngineConfig) -> int | None:
-    if not Path(model).exists():
+    file = find_pulled(model) if model in KNOWN else Path(model)
+    if file is None or not file.exists():
         return None
     try:
-        checkpoint = open_checkpoint(model)
+        checkpoint = open_checkpoint(str(file))
         length = wanted_model_len(config, checkpoint.spec.max_position_embeddings)
         return predict_footprint(config, checkpoint, length).activation_bytes
     except RooftreeError:
