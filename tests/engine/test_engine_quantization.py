@@ -44,6 +44,19 @@ def test_answers_are_those_of_the_quantised_file(tmp_path: Path, scheme: str):
     assert answer(floats)[1] != logprobs
 
 
+def test_weights_must_fit_as_they_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """FP4 takes a third more in tiles than in the file."""
+    spec = tiny_spec("llama", vocab_size=300, intermediate_size=1024, hidden_size=256)
+    entries = quantized_entries(random_weights(spec), "ct-nvfp4")
+    model = write_quantized_model(tmp_path, spec, entries, SCHEMES["ct-nvfp4"].config)
+    with LLM(str(model), threads=1, kv_cache_memory=1 << 20) as llm:
+        packed = llm.core.executor.weight_bytes
+    assert open_checkpoint(str(model)).weight_bytes < 0.9 * packed
+    monkeypatch.setattr("rooftree.engine.builder.available_bytes", lambda: int(0.95 * packed))
+    with pytest.raises(ConfigError, match="the weights take"):
+        LLM(str(model), threads=1)
+
+
 @pytest.mark.parametrize("scheme", ["ct-tensor", "ct-channel", "fp8-block"])
 def test_fp8_answers_are_those_of_the_values_it_stands_for(tmp_path: Path, scheme: str):
     entries = quantized_entries(WEIGHTS, scheme)

@@ -84,7 +84,7 @@ def build_engine_core(
             undo.callback(step_log.close)
         with phases.time("open"):
             checkpoint = _open(config, checkpoint)
-        check_weights(checkpoint.path, checkpoint.weight_bytes, available_bytes())
+        check_weights(checkpoint.path, _weight_bytes(config, checkpoint), available_bytes())
         model_max_len = checkpoint.spec.max_position_embeddings
         with phases.time("weights"):
             executor = _packed(make_executor, config, checkpoint, wanted_model_len(config, model_max_len))
@@ -118,6 +118,15 @@ def _open(config: EngineConfig, checkpoint: Checkpoint | None) -> Checkpoint:
 
         checkpoint = open_checkpoint(config.model)
     return checkpoint if config.quantization is None else _quantized(config, checkpoint, config.quantization)
+
+
+def _weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Bytes of the weights in memory; what the reference executor makes of them is not foreseen."""
+    if config.executor == "reference":
+        return checkpoint.weight_bytes
+    from rooftree.kernels.cpu import packed_bytes
+
+    return sum(packed_bytes(tensor) for tensor in checkpoint.tensors.values())
 
 
 def _packed(

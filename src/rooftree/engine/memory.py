@@ -38,7 +38,7 @@ def check_weights(model: str, weight_bytes: int, available: int | None) -> None:
     """Refuse weights that the system would have to end this process for.
 
     Args:
-        weight_bytes: as stored; packed for the kernels they take as many, within a few percent.
+        weight_bytes: as packed for the kernels; of FP4 up to a third more than as stored.
         available: bytes free before they are loaded; None if unknown.
 
     Raises:

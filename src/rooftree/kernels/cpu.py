@@ -295,6 +295,14 @@ class CpuRecorder:
         return dict(zip(read, offsets, strict=True)), arena_bytes
 
 
+def packed_bytes(tensor: Tensor) -> int:
+    """Bytes that a weight takes once loaded: of a matrix those of its tiles, of all else as stored."""
+    if len(tensor.shape) != 2:
+        return tensor.num_bytes
+    n, k = tensor.shape
+    return -(-n // _TILE_ROWS) * _native.tile_bytes(FORMAT_CODES[tensor.dtype], k)
+
+
 @dataclass(frozen=True, slots=True)
 class _Sized:
     """A packed matrix that is not there."""
@@ -310,8 +318,7 @@ class SizingRecorder(CpuRecorder):
     def matrix(self, tensor: Tensor) -> CpuMatrix:
         if tensor.name not in self._matrices:
             n, k = tensor.shape
-            num_bytes = -(-n // _TILE_ROWS) * _native.tile_bytes(FORMAT_CODES[tensor.dtype], k)
-            packed = cast(_native.PackedMatrix, _Sized(n, k, num_bytes))
+            packed = cast(_native.PackedMatrix, _Sized(n, k, packed_bytes(tensor)))
             self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
         return self._matrices[tensor.name]
 
