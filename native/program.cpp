@@ -194,7 +194,7 @@ struct Program::Gated final : Op {
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
             const Inputs gate_x = p.inputs(gate_in, token, m, *gate, thread);
-            const Inputs up_x = up_in == gate_in && up->format == gate->format ? gate_x : p.inputs(up_in, token, m, *up, thread);
+            const Inputs up_x = up->format == gate->format ? gate_x : p.inputs(up_in, token, m, *up, thread);
             for (int64_t pair = piece * run; pair < end; pair++)
                 pair_work(p, pair, gate_x, up_x, token, m, thread.products.data());
         }
@@ -426,6 +426,7 @@ void Program::add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector g
     make_room_for_rounded_rows(*gate);
     make_room_for_rounded_rows(*up);
     if (gate->n != up->n) throw std::invalid_argument("gate and up differ in width");
+    if (gate->format == up->format && gate_in != up_in) throw std::invalid_argument("gate and up of one format take one input");
     check_bias(gate_bias, gate->n);
     check_bias(up_bias, up->n);
     if (out_float >= 0) check_value(out_float, gate->n * sizeof(float));

@@ -82,6 +82,7 @@ def test_the_native_program_refuses_misfits():
     none = np.zeros(0, np.float32)
     program = _native.Program(pool, "portable", 4, 2)
     wide, narrow = program.add_value(0, 32, False), program.add_value(128, 12, False)
+    other = program.add_value(0, 32, False)
     for call, message in [
         (lambda: program.add_embed(packed, narrow), "wrong width"),
         (lambda: program.add_embed(packed, 7), "no such value"),
@@ -89,6 +90,7 @@ def test_the_native_program_refuses_misfits():
         (lambda: program.add_linear(wide, [packed], [none], narrow, 1, False), "do not fit"),
         (lambda: program.add_linear(wide, [packed], [np.zeros(2, np.float32)], narrow, 0, False), "bias"),
         (lambda: program.add_rms_norm(wide, np.zeros(7, np.float32), 0.0, wide, -1), "wrong width"),
+        (lambda: program.add_gated(wide, other, packed, packed, none, none, narrow, -1), "one input"),
         (lambda: program.set_heads(3, 2, 8, none, none), "multiple of KV heads"),
         (lambda: program.finish(128), "does not fit the arena"),
     ]:
