@@ -86,18 +86,22 @@ struct Program::Embed final : Op {
     }
 };
 
+// The rows of a panel lie between each other: one thread writes them all.
 struct Program::RmsNorm final : Op {
     int in, out_float, out_quantised;
     Vector weight;
     float eps;
     RmsNorm(int i, Vector w, float e, int f, int q) : in(i), out_float(f), out_quantised(q), weight(std::move(w)), eps(e) {}
-    int64_t pieces(const Program& p) const override { return p.rows(in); }
-    void work(Program& p, int64_t i, Thread& thread) const override {
+    int64_t pieces(const Program& p) const override { return num_panels(p.rows(in)); }
+    void work(Program& p, int64_t piece, Thread& thread) const override {
         const int64_t n = static_cast<int64_t>(weight.size());
-        float* y = out_float >= 0 ? p.floats(out_float, i) : thread.products.data();
-        p.kernels_.rms_norm(p.floats(in, i), weight.data(), eps, n, y);
-        if (out_quantised < 0) return;
-        p.kernels_.quantise(y, 0, n / kBlock, p.quantised_row(out_quantised, i));
+        const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
+        for (int lane = 0; lane < panel.width; lane++) {
+            const int row = panel.first_row + lane;
+            float* y = out_float >= 0 ? p.floats(out_float, row) : thread.products.data();
+            p.kernels_.rms_norm(p.floats(in, row), weight.data(), eps, n, y);
+            if (out_quantised >= 0) p.kernels_.quantise(y, 0, n / kBlock, {p.row(out_quantised, panel.first_row), panel.width, lane});
+        }
     }
 };
 
@@ -105,9 +109,11 @@ struct Program::Quantise final : Op {
     int in, out;
     int64_t k;
     Quantise(int i, int64_t k_, int o) : in(i), out(o), k(k_) {}
-    int64_t pieces(const Program& p) const override { return p.rows(in); }
-    void work(Program& p, int64_t i, Thread&) const override {
-        p.kernels_.quantise(p.floats(in, i), 0, k / kBlock, p.quantised_row(out, i));
+    int64_t pieces(const Program& p) const override { return num_panels(p.rows(in)); }
+    void work(Program& p, int64_t piece, Thread&) const override {
+        const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
+        for (int lane = 0; lane < panel.width; lane++)
+            p.kernels_.quantise(p.floats(in, panel.first_row + lane), 0, k / kBlock, {p.row(out, panel.first_row), panel.width, lane});
     }
 };
 

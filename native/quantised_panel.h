@@ -5,6 +5,7 @@
 //   step of 32 inputs = [ q: int8 width x 32 | scale: float width | sum: float width | negated8, negated8_first: int32 width ]
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -30,6 +31,16 @@ inline Panel panel_of(int row, int rows) {
     int width = kPanelRows / 2;
     for (; (rows & width) == 0 || row >= first + width; width /= 2) first += rows & width;
     return {first, width};
+}
+
+inline int num_panels(int rows) { return rows / kPanelRows + __builtin_popcount(rows % kPanelRows); }
+
+// The panels of `rows` rows, numbered in their order.
+inline Panel nth_panel(int index, int rows) {
+    const int full = rows / kPanelRows;
+    Panel panel = panel_of(std::min(index, full) * kPanelRows, rows);
+    for (int i = full; i < index; i++) panel = panel_of(panel.first_row + panel.width, rows);
+    return panel;
 }
 
 // What one step of a panel holds.
