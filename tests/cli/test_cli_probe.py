@@ -14,6 +14,7 @@ from rooftree.engine.executors.processor import processor_name
 from rooftree.planner.constants import load_constants
 from rooftree.planner.devices import measured_device
 from rooftree.probe import meter
+from rooftree.roofline.machine import default_machine_file
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +86,48 @@ def test_wrong_options_are_refused() -> None:
     unknown = rooftree("probe", "--isa", "vax")
     assert unknown.exit_code == 1
     assert "--isa vax" in unknown.output
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "MachineMeter", None)
+    (tmp_path / "file").write_text("")
+    result = rooftree("probe", "--output", tmp_path / "file" / "x.json")
+    assert result.exit_code == 1
+    assert "give another with --output" in result.output
+
+
+def test_a_step_log_of_this_machine_can_be_fitted(tmp_path: Path) -> None:
+    assert rooftree("probe").exit_code == 0
+    sizes = [(1, 100), (4, 400), (16, 2000), (64, 9000)] * 6
+    steps = [
+        {
+            "num_requests": tokens,
+            "num_tokens": tokens,
+            "num_outputs": tokens,
+            "windows": [None],
+            "decode_context": [context + number],
+            "prefill_pairs": [0],
+            "prefill_reads": [0],
+            "seconds": 0.05 + 0.001 * tokens,
+        }
+        for number, (tokens, context) in enumerate(sizes)
+    ]
+    log = tmp_path / "steps.jsonl"
+    log.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    fitted = rooftree(
+        "plan", "calibrate", "--steps", log, "--model", "smollm2-135m", "--device", "this-machine"
+    )
+    assert fitted.exit_code == 0, fitted.output
+    assert "24 points" in fitted.output
+    plan = rooftree("plan", "smollm2-135m", "--device", "this-machine", "--engine", "rooftree", "--json")
+    assert json.loads(plan.output)["plan"]["step_model"]["origin"] == "calibrated on 24 points"
+
+
+def test_a_broken_machine_file_says_what_to_do() -> None:
+    assert rooftree("probe").exit_code == 0
+    default_machine_file().write_text("{")
+    result = rooftree("devices")
+    assert result.exit_code == 1
+    assert "run rooftree probe again" in result.output

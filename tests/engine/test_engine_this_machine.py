@@ -76,6 +76,17 @@ def test_without_a_file_the_limits_are_measured(tmp_path: Path) -> None:
         assert machine.device.bandwidth == 20e9
 
 
+def test_a_broken_file_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = tmp_path / "broken.json"
+    assert "rooftree probe" in this_machine(1, "avx2", broken).origin
+    assert not caplog.messages
+    broken.write_text("{")
+    assert "broken" in this_machine(1, "avx2", broken).origin
+    (message,) = caplog.messages
+    assert str(broken) in message
+    assert "run rooftree probe again" in message
+
+
 def test_the_model_is_counted_as_it_is_stored(tiny_model: Callable[[str, str], str]) -> None:
     for dtype in ("F32", "F16", "Q8_0", "Q4_0"):
         checkpoint = open_checkpoint(tiny_model("llama", dtype))

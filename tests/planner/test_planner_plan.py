@@ -333,6 +333,12 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
         (("Llama-3.1-8B", "--peak-factor", "0.5"), "--peak-factor"),
         (("Llama-3.1-8B", "--count", "0"), "--count"),
         (("Llama-3.1-8B", "--device", "H100 SXM", "--tp", "3"), "--tp 3"),
+        (
+            ("Llama-3.1-8B", "--device", "L4", "--html", "/no/such/folder/x.html"),
+            "--html /no/such/folder/x.html: No",
+        ),
+        (("validate", "--points", "/no/such.csv"), "/no/such.csv: No such file"),
+        (("calibrate", "--steps", "/no/s", "--model", "x", "--device", "L4"), "/no/s: No such file"),
         (("calibrate",), "--steps"),
         (("calibrate", "--steps", "x.json"), "--model"),
     ],
@@ -348,7 +354,17 @@ def test_help_names_the_subcommands() -> None:
     output = invoke("--help").output
     assert "validate" in output
     assert "calibrate" in output
-    assert "--peak-factor" in invoke("model", "--help").output
+    for arguments in (("--help",), ("Llama-3.1-8B", "--help"), ()):
+        assert "--peak-factor" in invoke(*arguments).output
+
+
+def test_usage_does_not_show_the_name_of_the_command_that_plans() -> None:
+    """Users write ``rooftree plan MODEL``."""
+    for arguments in (("--help",), ("Llama-3.1-8B", "--help"), ("--device", "L4")):
+        output = invoke(*arguments).output
+        assert "[OPTIONS] MODEL" in output
+        assert " model [OPTIONS]" not in output
+        assert " model --help" not in output
 
 
 def test_questions_are_checked() -> None:

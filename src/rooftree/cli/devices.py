@@ -76,7 +76,7 @@ def _print_table(devices: tuple[DeviceSpec, ...]) -> None:
     console = Console(width=max(Console().width, _WIDTH))
     console.print(table)
     console.print(
-        "T: dense TFLOPS (int8: TOPS). FLOP/B: ridge point at bf16. link: one direction.\n"
+        "T: dense TFLOPS (int8: TOPS). FLOP/B: ridge at bf16 (else fp16, fp32). link: one direction.\n"
         "rooftree devices NAME --json gives every figure with its source.",
         style="dim",
     )
@@ -103,4 +103,5 @@ def _link(device: DeviceSpec) -> str:
 
 
 def _tera(peak: float | None) -> str:
-    return "-" if peak is None else f"{peak / 1e12:,.0f}"
+    """In 1e12 per second; the small rates of processors with two decimals."""
+    return "-" if peak is None else f"{peak / 1e12:,.{0 if peak >= 1e13 else 2}f}"

@@ -31,7 +31,10 @@ planned. No network is used. Every predicted figure has a band and says what it 
 
 
 class PlanGroup(click.Group):
-    """``rooftree plan MODEL`` beside ``rooftree plan validate``: what names no subcommand is a model."""
+    """``rooftree plan MODEL`` beside ``rooftree plan validate``: what names no subcommand is a model.
+
+    Help is that of planning, with the subcommands behind it.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the name of the command that plans."""
@@ -39,13 +42,38 @@ class PlanGroup(click.Group):
             args = ["model", *args]
         return super().parse_args(ctx, args)
 
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Both forms."""
+        formatter.write_usage(ctx.command_path, "[OPTIONS] MODEL")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of planning, then the subcommands."""
+        self.commands["model"].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+class PlanContext(click.Context):
+    """Of the command that plans: users do not write its name, so usage and errors do not show it."""
+
+    @property
+    def command_path(self) -> str:
+        """``rooftree plan``."""
+        return super().command_path if self.parent is None else self.parent.command_path
+
+
+class PlanCommand(click.Command):
+    """``rooftree plan MODEL``."""
+
+    context_class = PlanContext
+
 
 @click.group(cls=PlanGroup, help=HELP)
 def command() -> None:
     """See HELP."""
 
 
-@command.command(hidden=True, help=HELP)
+@command.command(cls=PlanCommand, hidden=True, help=HELP)
 @click.argument("model")
 @click.option("--device", help="Name of an accelerator; see 'rooftree devices'.")
 @click.option("--count", type=int, help="Devices at hand; default: as few as keep the promise.")
@@ -112,7 +140,10 @@ def model(as_json: bool, html: Path | None, **values: Any) -> None:
     if html is not None:
         from rooftree.planner.report_html import plan_html
 
-        html.write_text(plan_html(plan), encoding="utf-8")
+        try:
+            html.write_text(plan_html(plan), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--html {html}: {error.strerror or error}") from error
         click.echo(f"written: {html}", err=True)
     if as_json:
         from rooftree.planner.report_json import plan_json
@@ -290,17 +321,19 @@ def calibrate(**values: Any) -> None:
     """Fit the step model to your own server and store the constants with their error."""
     from rooftree.planner.calibration.own import calibrate_points, calibrate_steps, store
     from rooftree.planner.constants import user_constants_file
+    from rooftree.roofline.machine import known_machine_file
 
     if (values["steps"] is None) == (values["points"] is None):
         raise ConfigError("give either --steps (a step log) or --points (a CSV of measured points)")
     if values["points"] is not None:
-        entries = calibrate_points(values["points"], values["devices_file"])
+        entries = calibrate_points(values["points"], values["devices_file"], known_machine_file())
     else:
         for name in ("model_name", "device"):
             if values[name] is None:
                 option = "--model" if name == "model_name" else "--device"
                 raise ConfigError(f"a step log does not say what it was measured on: give {option}")
-        entries = [calibrate_steps(**{name: values[name] for name in _STEP_OPTIONS})]
+        options = {name: values[name] for name in _STEP_OPTIONS}
+        entries = [calibrate_steps(**options, machine_file=known_machine_file())]
     file = values["write"] or user_constants_file()
     store(entries, file)
     if values["as_json"]:

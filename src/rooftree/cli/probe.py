@@ -42,12 +42,19 @@ def command(output: Path | None, threads: int | None, isa: str | None, as_json: 
     from rooftree.engine.executors.processor import processor_name
     from rooftree.probe.meter import MachineMeter
     from rooftree.probe.run import run_probe
-    from rooftree.roofline.machine import Setting, default_machine_file, machine_document, write_machine
+    from rooftree.roofline.machine import (
+        Setting,
+        check_writable,
+        default_machine_file,
+        machine_document,
+        write_machine,
+    )
 
+    file = output or default_machine_file()
+    check_writable(file)
     setting = Setting(processor_name(), threads or physical_cores(), choose_isa(isa))
     with _progress() as progress:
         result = run_probe(MachineMeter(setting), setting, date.today().isoformat(), progress)
-    file = output or default_machine_file()
     write_machine(result.machine, file)
     if as_json:
         limits = [dataclasses.asdict(each) for each in result.limits]

@@ -69,12 +69,13 @@ Stop with Ctrl-C or SIGTERM: running answers may end first (--shutdown-timeout);
 )
 def command(model: str, log_level: str, api_key: tuple[str, ...], **values: Any) -> None:
     """See HELP."""
+    from rooftree.engine.process import LOG_FORMAT
     from rooftree.server.config import ServerConfig
     from rooftree.server.lifecycle import serve
 
     if not api_key and API_KEY_VARIABLE in os.environ:
         raise ConfigError(f"${API_KEY_VARIABLE} is set, but empty; unset it to serve without a key")
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT)
     engine = take_engine_config(model, values)
     names = values.pop("served_model_name")
     server = ServerConfig(api_keys=api_key, served_model_names=names, **values)

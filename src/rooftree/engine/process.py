@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HEARTBEAT_SECONDS = 1.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+"""Of the engine's warnings and the server's log: both go to one standard error."""
 
 
 class Core(Protocol):
@@ -126,6 +129,7 @@ def _build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Core,
 def main(argv: list[str]) -> int:
     """``python -m rooftree.engine.process FOLDER CONFIG_JSON``, as ``EngineClient`` starts it."""
     folder, config = argv
+    logging.basicConfig(level="WARNING", format=LOG_FORMAT)
     return run(Path(folder), msgspec.json.decode(config, type=EngineConfig), _build)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import date
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from rooftree.roofline.efficiency import Efficiency
 from rooftree.roofline.machine import Machine, Setting, default_machine_file, read_machine
 from rooftree.specs.catalogue import THIS_MACHINE
 from rooftree.specs.device import DeviceSpec
+
+logger = logging.getLogger(__name__)
 
 TYPICAL = Efficiency(
     weight_bandwidth=0.85,
@@ -49,13 +52,20 @@ def this_machine(threads: int, isa: str, file: Path | None = None) -> Machine:
         threads, isa: of the engine. Another setting than the probed one is not what was probed.
         file: what ``rooftree probe`` wrote; None: where it writes.
 
-    A file that is not there, is of another setting or cannot be read is passed over; ``origin`` says so.
+    A file that is not there, is of another setting or cannot be read is passed over; ``origin`` says so,
+    and a warning what is wrong with one that cannot be read.
     """
     setting = Setting(processor_name(), threads, isa)
+    file = file or default_machine_file()
+    if not file.exists():
+        return _glanced(
+            setting, "limits measured at start, efficiencies assumed: rooftree probe measures them"
+        )
     try:
-        probed = read_machine(file or default_machine_file())
-    except ConfigError:
-        return _glanced(setting, "no probed machine; limits measured at start, efficiencies assumed")
+        probed = read_machine(file)
+    except ConfigError as error:
+        logger.warning("the probed machine is passed over: %s", error)
+        return _glanced(setting, "the probe's file is broken; limits measured at start, efficiencies assumed")
     if probed.setting != setting:
         return _glanced(
             setting, "probed with another processor, thread count or ISA; limits measured at start"

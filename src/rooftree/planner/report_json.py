@@ -225,12 +225,18 @@ def ranked_json(row: RankedDevice) -> dict[str, Any]:
 
 
 def waterfall(time: StepTime) -> list[dict[str, Any]]:
-    """A step's parts, the longest first."""
-    parts = sorted(time.parts, key=lambda part: -part.seconds)
+    """A step's parts, the longest first.
+
+    What one part takes in several storage formats is one entry, with the limit of the longest of them.
+    """
+    merged: dict[str, tuple[float, str]] = {}
+    for part in sorted(time.parts, key=lambda part: -part.seconds):
+        seconds, limit = merged.get(part.name, (0.0, part.limit))
+        merged[part.name] = (seconds + part.seconds, limit)
     return [
-        {"part": part.name, "seconds": rounded(part.seconds), "limit": part.limit}
-        for part in parts
-        if part.seconds > 1e-6
+        {"part": name, "seconds": rounded(seconds), "limit": limit}
+        for name, (seconds, limit) in sorted(merged.items(), key=lambda item: -item[1][0])
+        if seconds > 1e-6
     ]
 
 

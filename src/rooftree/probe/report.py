@@ -10,6 +10,12 @@ from rich.table import Table
 from rooftree.probe.run import ProbeResult
 from rooftree.roofline.efficiency import Efficiency, ProductRates
 
+_FLOATS = {
+    "fp16": "fp32 arithmetic",
+    "bf16": "fp32 arithmetic (above 100% with bf16 instructions)",
+}
+"""What products of floats are held against."""
+
 
 def print_probe(result: ProbeResult, console: Console) -> None:
     """Limits, what the engine reaches of them, its fixed costs, and how well this explains its steps."""
@@ -47,7 +53,8 @@ def _reached(efficiency: Efficiency) -> Iterator[tuple[str, str, str]]:
     yield "weights read", f"{efficiency.weight_bandwidth:.0%}", "of the bandwidth, batch 1"
     for rates in efficiency.products:
         first, last = _fraction_at(rates, 8), rates.fractions[-1]
-        text = f"of the arithmetic, 8 and {rates.rows[-1]} rows at once"
+        unit = _FLOATS.get(rates.format, "int8 arithmetic")
+        text = f"of {unit}, 8 and {rates.rows[-1]} rows at once"
         yield f"products, {rates.format}", f"{first:.0%}, {last:.0%}", text
     yield "attention, decode", f"{efficiency.attention_arithmetic:.0%}", "of fp32 arithmetic"
     prefill = efficiency.attention_arithmetic * efficiency.prefill_attention

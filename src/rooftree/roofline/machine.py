@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from rooftree.specs.device_file import device_document, devices_from
 from rooftree.specs.user_folder import user_folder
 
 FORMAT = "rooftree-machine/1"
+_AGAIN = "remove it, or run rooftree probe again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,28 @@ def write_machine(probed: ProbedMachine, file: Path) -> None:
         ConfigError: it cannot be written.
     """
     text = json.dumps(machine_document(probed), indent=1) + "\n"
-    part = file.with_name(f"{file.name}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(file) as part:
         part.write_text(text, encoding="utf-8")
         part.replace(file)
+
+
+def check_writable(file: Path) -> None:
+    """Make the file's folder and try to write there, before time is spent on measuring.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    with _writing(file) as part:
+        part.touch()
+        part.unlink()
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[Path]:
+    """A name beside the file, in a folder that is there; what fails is told of the file."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield file.with_name(f"{file.name}.part")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}; give another with --output") from error
 
@@ -117,14 +136,14 @@ def read_machine(file: Path) -> ProbedMachine:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: is not valid JSON ({error})") from error
+        raise ConfigError(f"{file}: is not valid JSON ({error}); {_AGAIN}") from error
     return machine_from(document, str(file))
 
 
 def machine_from(document: object, source: str) -> ProbedMachine:
     """A parsed file. Raises as ``read_machine`` does."""
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-        raise ConfigError(f"{source}: is not a {FORMAT} file; rooftree probe writes one")
+        raise ConfigError(f"{source}: is not a {FORMAT} file; {_AGAIN}")
     devices = devices_from(document, source)
     try:
         probed = ProbedMachine(
@@ -135,10 +154,10 @@ def machine_from(document: object, source: str) -> ProbedMachine:
             probed=msgspec.convert(document.get("probed"), str),
         )
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {str(error).replace('$.', '')}; run rooftree probe again") from None
+        raise ConfigError(f"{source}: {str(error).replace('$.', '')}; {_AGAIN}") from None
     wrong = next(_impossible(probed.efficiency), None)
     if wrong is not None:
-        raise ConfigError(f"{source}: efficiency.{wrong}; run rooftree probe again")
+        raise ConfigError(f"{source}: efficiency.{wrong}; {_AGAIN}")
     return probed
 
 

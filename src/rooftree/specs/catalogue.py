@@ -40,10 +40,17 @@ def known_devices(user_file: Path | None = None, machine_file: Path | None = Non
     own = read_devices(user_file) if user_file is not None else ()
     if machine_file is not None:
         names = {normal_name(device.name) for device in own}
-        probed = (device for device in read_devices(machine_file) if normal_name(device.name) not in names)
+        probed = (device for device in _probed(machine_file) if normal_name(device.name) not in names)
         own = (*probed, *own)
     replaced = {normal_name(device.name) for device in own}
     return (*(device for device in _built_in() if normal_name(device.name) not in replaced), *own)
+
+
+def _probed(machine_file: Path) -> tuple[DeviceSpec, ...]:
+    try:
+        return read_devices(machine_file)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; remove it, or run rooftree probe again") from error
 
 
 def find_device(name: str, user_file: Path | None = None, machine_file: Path | None = None) -> DeviceSpec:
@@ -67,10 +74,11 @@ def find_device(name: str, user_file: Path | None = None, machine_file: Path | N
     }
     close = [by_key[key] for key in difflib.get_close_matches(wanted, by_key, n=5, cutoff=0.5)]
     partial = [shown for key, shown in by_key.items() if wanted and wanted in key]
-    like = list(dict.fromkeys([*partial, *close]))[:5] or sorted(device.name for device in devices)
-    raise ConfigError(
-        f"device {name!r} is not known; like it: {', '.join(like)} (rooftree devices lists all)"
+    like = list(dict.fromkeys([*partial, *close]))[:5]
+    hint = (
+        f"like it: {', '.join(like)} (rooftree devices lists all)" if like else "rooftree devices lists all"
     )
+    raise ConfigError(f"device {name!r} is not known; {hint}")
 
 
 def normal_name(name: str) -> str:

@@ -72,8 +72,12 @@ class LoggedStep(msgspec.Struct, frozen=True):
             )
 
 
-def calibrate_points(path: Path, devices_file: Path | None = None) -> list[dict[str, Any]]:
+def calibrate_points(
+    path: Path, devices_file: Path | None = None, machine_file: Path | None = None
+) -> list[dict[str, Any]]:
     """Constants of every stack in a CSV with enough points, with their held-out errors.
+
+    ``machine_file``: what ``rooftree probe`` wrote, for points of this machine.
 
     Raises:
         ConfigError: not readable, or no stack has six loads.
@@ -82,7 +86,7 @@ def calibrate_points(path: Path, devices_file: Path | None = None) -> list[dict[
     shipped = read_points()[0]
 
     def find(name: str) -> Any:
-        return measured_device(name, devices_file)
+        return measured_device(name, devices_file, machine_file)
 
     result = validate(points, unusable, find, shipped)
     entries = stack_entries(result)
@@ -104,14 +108,17 @@ def calibrate_steps(
     weight_dtype: str | None,
     kv_dtype: str,
     tensor: int,
+    machine_file: Path | None = None,
 ) -> dict[str, Any]:
     """Constants from a step log. Errors are those of every fifth step, left out of the fit.
+
+    ``machine_file``: what ``rooftree probe`` wrote, for a log of this machine.
 
     Raises:
         ConfigError: not such a log, or too short.
     """
     logged = read_steps(steps)
-    spec = measured_device(device, devices_file)
+    spec = measured_device(device, devices_file, machine_file)
     model = resolve_model(model_name)
     dtype = weight_dtype or PUBLISHED
     sized = sizing(model, Parallel(tensor=tensor), dtype, kv_dtype)
@@ -153,7 +160,7 @@ def read_steps(path: Path) -> list[LoggedStep]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
     logged = [step for step in _parse(content, path) if step.num_tokens]
     if len(logged) < FEWEST_STEPS:
         raise ConfigError(

@@ -117,7 +117,9 @@ def read_points(path: Path | None = None) -> tuple[list[Point], list[Unusable]]:
         return parse_points(text, "measured_points.csv")
     try:
         return parse_points(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
