@@ -122,7 +122,10 @@ def test_a_step_log_of_this_machine_can_be_fitted(tmp_path: Path) -> None:
     assert fitted.exit_code == 0, fitted.output
     assert "24 points" in fitted.output
     plan = rooftree("plan", "smollm2-135m", "--device", "this-machine", "--engine", "rooftree", "--json")
-    assert json.loads(plan.output)["plan"]["step_model"]["origin"] == "calibrated on 24 points"
+    found = json.loads(plan.output)["plan"]
+    assert found["step_model"]["origin"] == "calibrated on 24 points"
+    probed = json.loads(rooftree("plan", "smollm2-135m", "--device", "this-machine", "--json").output)["plan"]
+    assert found["memory"] == probed["memory"]
 
 
 def test_a_broken_machine_file_says_what_to_do() -> None:

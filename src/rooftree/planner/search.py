@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from rooftree.planner.constants import choose_constants, load_constants
+from rooftree.planner.constants import OWN_ENGINE, choose_constants, load_constants
 from rooftree.planner.deployment import (
     PUBLISHED,
     Deployment,
@@ -22,6 +22,7 @@ from rooftree.planner.question import Question
 from rooftree.planner.storage import WIDE_KV, storages
 from rooftree.planner.workload import NO_PROMISE, Promise, Workload
 from rooftree.roofline.parallel import Parallel
+from rooftree.specs.catalogue import THIS_MACHINE
 from rooftree.specs.device import DeviceSpec
 
 Trial = Callable[[int], Estimate | None]
@@ -37,7 +38,8 @@ def deployment_for(question: Question, device: DeviceSpec, parallel: Parallel) -
     published = question.model.architecture.scheme.linear.name
     measured = published if weight_dtype == PUBLISHED else weight_dtype
     constants = choose_constants(known, device, question.engine, measured)
-    own = question.own_options if constants.is_own_engine else None
+    is_own = constants.is_own_engine or (question.engine == OWN_ENGINE and THIS_MACHINE in device.aliases)
+    own = question.own_options if is_own else None
     return Deployment(
         model=question.model,
         device=device,

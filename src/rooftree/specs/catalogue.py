@@ -75,10 +75,8 @@ def find_device(name: str, user_file: Path | None = None, machine_file: Path | N
     close = [by_key[key] for key in difflib.get_close_matches(wanted, by_key, n=5, cutoff=0.5)]
     partial = [shown for key, shown in by_key.items() if wanted and wanted in key]
     like = list(dict.fromkeys([*partial, *close]))[:5]
-    hint = (
-        f"like it: {', '.join(like)} (rooftree devices lists all)" if like else "rooftree devices lists all"
-    )
-    raise ConfigError(f"device {name!r} is not known; {hint}")
+    shown = f"like it: {', '.join(like)}" if like else f"known: {', '.join(sorted(d.name for d in devices))}"
+    raise ConfigError(f"device {name!r} is not known; {shown} (rooftree devices lists all)")
 
 
 def normal_name(name: str) -> str:
