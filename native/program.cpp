@@ -561,13 +561,14 @@ Program::Partitions Program::partitions_seen(const StepRequest& request, int beg
     return {first / kPartition, (request.start + end - 1) / kPartition + 1};
 }
 
-// Runs of partitions are long enough to stream well, short enough to share the lone tokens' work evenly.
+// Runs of partitions are as long as they can be while the lone tokens' work is shared evenly: so few contexts are split,
+// and the states to be merged stay few however many requests there are.
 int Program::partitions_per_item(int window) const {
-    constexpr int kItemsPerThread = 8, kLongest = 8;
+    constexpr int kItemsPerThread = 8;
     int64_t partitions = 0;
     for (int i = 0; i < step_->num_requests; i++)
         if (step_->requests[i].num_tokens == 1) partitions += partitions_seen(step_->requests[i], 0, 1, window).count();
-    return static_cast<int>(std::clamp<int64_t>(partitions * kv_heads_ / (pool_->size() * kItemsPerThread), 1, kLongest));
+    return static_cast<int>(std::max<int64_t>(partitions * kv_heads_ / (pool_->size() * kItemsPerThread), 1));
 }
 
 // Returns the floats that its states take.
