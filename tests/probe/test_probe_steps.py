@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import get_args
 
 import numpy as np
@@ -11,12 +12,14 @@ from rooftree import _native
 from rooftree.checkpoint.base import DType
 from rooftree.checkpoint.formats import dequantize
 from rooftree.engine.config import EngineConfig
-from rooftree.errors import RooftreeError
+from rooftree.errors import ConfigError, RooftreeError
 from rooftree.probe.limits import Limits, measure_limits
+from rooftree.probe.meter import MachineMeter
 from rooftree.probe.products import ProductChain
 from rooftree.probe.random_model import llama_spec, random_checkpoint, random_tensor
 from rooftree.probe.steps import StepRig, StepShape
 from rooftree.roofline.batch import Batch, RequestTokens, Window, batch_of
+from rooftree.roofline.machine import Setting
 
 SPEC = llama_spec(hidden=64, intermediate=96, layers=2, heads=4, kv_heads=2, vocab=128, positions=256)
 
@@ -95,3 +98,10 @@ def test_limits_of_this_machine_are_rates() -> None:
         limits = measure_limits(isa, 1, read_bytes=1 << 20)
         assert limits.threads == 1
         assert min(limits.read, limits.fp32, limits.best_int8) > 1e6
+
+
+def test_more_threads_than_processors_are_refused() -> None:
+    processors = len(os.sched_getaffinity(0))
+    MachineMeter(Setting("it", processors, "portable"))
+    with pytest.raises(ConfigError, match=f"--threads {processors} or fewer"):
+        MachineMeter(Setting("it", processors + 1, "portable"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
 from rooftree.checkpoint.base import DType
 from rooftree.engine.config import EngineConfig
+from rooftree.errors import ConfigError
 from rooftree.probe.limits import Limits, measure_limits
 from rooftree.probe.products import ProductChain
 from rooftree.probe.random_model import random_checkpoint
@@ -52,9 +54,19 @@ class Meter(Protocol):
 
 
 class MachineMeter:
-    """The machine that this runs on."""
+    """The machine that this runs on.
+
+    Raises:
+        ConfigError: more threads than processors; many would wait for each other without end.
+    """
 
     def __init__(self, setting: Setting) -> None:
+        processors = len(os.sched_getaffinity(0))
+        if setting.threads > processors:
+            raise ConfigError(
+                f"{setting.threads} threads have {processors} processors here, and would measure how they wait "
+                f"for each other: give --threads {processors} or fewer"
+            )
         self._setting = setting
 
     def limits(self, threads: int) -> Limits:
