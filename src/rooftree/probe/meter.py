@@ -64,8 +64,8 @@ class MachineMeter:
         processors = len(os.sched_getaffinity(0))
         if setting.threads > processors:
             raise ConfigError(
-                f"{setting.threads} threads have {processors} processors here, and would measure how they wait "
-                f"for each other: give --threads {processors} or fewer"
+                f"{setting.threads} threads have {processors} processors here and would measure how they "
+                f"wait for each other: give --threads {processors} or fewer"
             )
         self._setting = setting
 
