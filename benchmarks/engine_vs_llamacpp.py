@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 
 import limits
 from comparisons import TABLE, Comparison
@@ -26,28 +27,32 @@ _LONG_REPEATS = 3
 _LONG_CONTEXT = 2048
 
 
-def compare(comparison: Comparison, args: argparse.Namespace, read_gb_per_s: float) -> list[Row]:
+def compare(comparison: Comparison, args: argparse.Namespace) -> list[Row]:
     """All cases of one pair of files."""
     files = model_file(comparison.ours), model_file(comparison.theirs)
     limit = open_checkpoint(str(files[0])).spec.max_position_embeddings
     rows = []
     for case in comparison.cases(args.steps, limit):
-        row = replace(measure_case(case, files, args, read_gb_per_s), target=comparison.target(case))
+        row = replace(measure_case(case, files, args), target=comparison.target(case))
         tell(comparison.name, row)
         rows.append(row)
     return rows
 
 
-def measure_case(case: Case, files: tuple[Path, Path], args: argparse.Namespace, read_gb_per_s: float) -> Row:
+def measure_case(case: Case, files: tuple[Path, Path], args: argparse.Namespace) -> Row:
     """Both engines, built for the case alone; at batch 1 with our share of the read bandwidth."""
     shape = {"threads": args.threads, "sequences": case.batch, "length": case.length}
     theirs = LlamaCppSpeed(files[1], **shape)
     ours = RooftreeSpeed(files[0], **shape, isa=args.isa)
     repeats = min(args.repeats, _LONG_REPEATS) if case.context >= _LONG_CONTEXT else args.repeats
-    row = measure(case, ours, {"llama.cpp": theirs}, repeats)
     if case.steps == 0 or case.batch > 1:
-        return row
-    return replace(row, read_share=ours.step_weight_bytes * row.ours / (1e9 * read_gb_per_s))
+        return measure(case, ours, {"llama.cpp": theirs}, repeats)
+    reads: list[float] = []
+    row = measure(
+        case, ours, {"llama.cpp": theirs}, repeats, [lambda _: reads.append(limits.read_rate(args.threads))]
+    )
+    read = median(reads[1:])
+    return replace(row, read_gb_per_s=read / 1e9, read_share=ours.step_weight_bytes * row.ours / read)
 
 
 def comparisons(args: argparse.Namespace) -> list[Comparison]:
@@ -61,18 +66,17 @@ def comparisons(args: argparse.Namespace) -> list[Comparison]:
     return [replace(comparison, **asked) for comparison in chosen]
 
 
-def show(results: Mapping[str, list[Row]], read_gb_per_s: float, facts: Machine, threads: int) -> None:
+def show(results: Mapping[str, list[Row]], facts: Machine, threads: int) -> None:
     """A table for each pair of files."""
     console = wide_console()
     for name, rows in results.items():
         console.print(speed_table(f"{name}: tokens per second, {threads} threads", rows))
-    console.print(f"theirs: llama.cpp; memory read {read_gb_per_s:.1f} GB/s; {describe(facts)}")
+    console.print(f"theirs: llama.cpp; {describe(facts)}")
 
 
 def as_json(
     chosen: list[Comparison],
     results: Mapping[str, list[Row]],
-    read_gb_per_s: float,
     facts: Machine,
     args: argparse.Namespace,
 ) -> str:
@@ -87,7 +91,6 @@ def as_json(
         "machine": facts,
         "threads": args.threads,
         "repeats": args.repeats,
-        "read_gb_per_s": read_gb_per_s,
         "peer": {"name": "llama-cpp-python", "version": llama_cpp.__version__},
         "comparisons": found,
     }
@@ -126,13 +129,12 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     facts = machine()
-    read_gb_per_s = limits.measure(args.threads)[-1].read / 1e9
     chosen = comparisons(args)
-    results = {comparison.name: compare(comparison, args, read_gb_per_s) for comparison in chosen}
+    results = {comparison.name: compare(comparison, args) for comparison in chosen}
     if args.json:
-        print(as_json(chosen, results, read_gb_per_s, facts, args))
+        print(as_json(chosen, results, facts, args))
     else:
-        show(results, read_gb_per_s, facts, args.threads)
+        show(results, facts, args.threads)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from machine import describe, machine
 from rooftree import _native
+from rooftree.engine.executors.cores import spread_processors
 from rooftree.probe.limits import Limits, measure_limits
 
 _READ_BYTES = 1 << 29
@@ -23,6 +24,11 @@ def measure(threads: int, isa: str | None = None) -> list[Limits]:
     """Of one thread, and of ``threads``. ``isa``: kernels whose instructions are used; None: the best."""
     kernels = isa or _native.supported_isas()[0]
     return [measure_limits(kernels, count, read_bytes=_READ_BYTES) for count in sorted({1, threads})]
+
+
+def read_rate(threads: int) -> float:
+    """Bytes of memory read per second at this moment: one look of some 50 ms."""
+    return _native.read_rate(_native.supported_isas()[0], spread_processors(threads), _READ_BYTES, 2)
 
 
 def show(limits: list[Limits]) -> None:

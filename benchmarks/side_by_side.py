@@ -104,7 +104,8 @@ class Row:
         peer: whose figures ``theirs`` are: the fastest of those measured.
         python_share, argmax_share: parts of our time and of theirs.
         target: the ratio asked for, if one is.
-        read_share: packed weights read per second over the machine's read bandwidth; batch 1 only.
+        read_gb_per_s: the machine's read bandwidth, measured in turns with the engines; batch 1 only.
+        read_share: packed weights read per second over it.
     """
 
     case: str
@@ -118,11 +119,18 @@ class Row:
     python_share: float
     argmax_share: float
     target: float | None = None
+    read_gb_per_s: float | None = None
     read_share: float | None = None
 
 
-def measure(case: Case, ours: Engine, peers: Mapping[str, Engine], repeats: int) -> Row:
-    """Time all engines in turns; each was built for the case alone, and is closed."""
+def measure(
+    case: Case,
+    ours: Engine,
+    peers: Mapping[str, Engine],
+    repeats: int,
+    beside: Sequence[Callable[[int], None]] = (),
+) -> Row:
+    """Time all engines in turns, and ``beside``; each was built for the case alone, and is closed."""
     timings = {name: _Timings() for name in ("ours", *peers)}
 
     def runs(name: str, engine: Engine) -> Callable[[int], None]:
@@ -133,7 +141,7 @@ def measure(case: Case, ours: Engine, peers: Mapping[str, Engine], repeats: int)
         return run
 
     engines: dict[str, Engine] = {"ours": ours, **peers}
-    take_turns([runs(name, engine) for name, engine in engines.items()], 1 + repeats)
+    take_turns([*(runs(name, engine) for name, engine in engines.items()), *beside], 1 + repeats)
     for engine in engines.values():
         engine.close()
     rates = {name: timing.rates(case.tokens) for name, timing in timings.items()}
