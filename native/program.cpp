@@ -54,7 +54,6 @@ struct Program::Step {
 // One thread's working memory.
 struct Program::Thread {
     std::vector<float> products, attention, state;
-    std::vector<uint8_t> rounded;  // rows of a token block in bf16
     std::unique_ptr<Sampler> sampler;
 };
 
@@ -117,6 +116,19 @@ struct Program::Quantise final : Op {
     }
 };
 
+// Rows for BF16 weights, kept until the next operation has read them.
+struct Program::RoundRows final : Op {
+    int in;
+    int64_t k;
+    RoundRows(int i, int64_t k_) : in(i), k(k_) {}
+    int64_t pieces(const Program& p) const override { return num_panels(p.rows(in)); }
+    void work(Program& p, int64_t piece, Thread&) const override {
+        const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
+        p.kernels_.round_rows(p.row(in, panel.first_row), p.values_[in].row_bytes, panel.width, k,
+                              p.rounded_.data() + panel.first_row * rounded_row_bytes(k));
+    }
+};
+
 // Weight tiles are handed out in runs: long enough to stream well, short enough to share evenly and to stay in the
 // second-level cache while blocks of tokens come by.
 static int64_t tiles_per_piece(int64_t tiles, size_t tile_bytes, int threads) {
@@ -153,7 +165,7 @@ struct Program::Linear final : Op {
                 const int64_t begin = std::max(piece * run, first_tile[which]) - first_tile[which];
                 const int64_t end = std::min((piece + 1) * run, first_tile[which + 1]) - first_tile[which];
                 if (begin >= end) continue;
-                const Inputs x = p.inputs(in, token, m, *matrices[which], thread);
+                const Inputs x = p.inputs(in, token, *matrices[which]);
                 for (int64_t tile = begin; tile < end; tile++) tile_work(p, which, tile, x, token, m, thread.products.data());
             }
         }
@@ -199,8 +211,8 @@ struct Program::Gated final : Op {
         const int64_t end = std::min(pairs, (piece + 1) * run);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
-            const Inputs gate_x = p.inputs(gate_in, token, m, *gate, thread);
-            const Inputs up_x = up->format == gate->format ? gate_x : p.inputs(up_in, token, m, *up, thread);
+            const Inputs gate_x = p.inputs(gate_in, token, *gate);
+            const Inputs up_x = up->format == gate->format ? gate_x : p.inputs(up_in, token, *up);
             for (int64_t pair = piece * run; pair < end; pair++)
                 pair_work(p, pair, gate_x, up_x, token, m, thread.products.data());
         }
@@ -386,10 +398,10 @@ static void check_bias(const std::vector<float>& bias, int64_t n) {
     if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) throw std::invalid_argument("a bias has the wrong length");
 }
 
-void Program::make_room_for_rounded_rows(const PackedMatrix& weights) {
+void Program::add_rounding(int in, const PackedMatrix& weights) {
     if (weights.format != Format::BF16 || !kernels_.round_rows) return;
-    for (auto& thread : threads_)
-        thread->rounded.resize(std::max(thread->rounded.size(), kTokenBlock * rounded_row_bytes(weights.k)));
+    rounded_.resize(std::max(rounded_.size(), max_tokens_ * rounded_row_bytes(weights.k)));
+    add(RoundRows(in, weights.k));
 }
 
 void Program::add_embed(Matrix table, int out) {
@@ -417,11 +429,12 @@ void Program::add_linear(int in, std::vector<Matrix> matrices, std::vector<Vecto
     if (biases.size() != matrices.size()) throw std::invalid_argument("one bias (or none) per matrix");
     for (size_t i = 0; i < matrices.size(); i++) {
         check_value(in, input_bytes(*matrices[i]));
-        make_room_for_rounded_rows(*matrices[i]);
         check_bias(biases[i], matrices[i]->n);
         columns += matrices[i]->n;
     }
     if (column < 0 || values_.at(out).row_bytes < columns * sizeof(float)) throw std::invalid_argument("outputs do not fit the value");
+    const auto rounded = std::find_if(matrices.begin(), matrices.end(), [](const Matrix& m) { return m->format == Format::BF16; });
+    if (rounded != matrices.end()) add_rounding(in, **rounded);
     add(Linear(in, std::move(matrices), std::move(biases), out, column, accumulate, pool_->size()));
 }
 
@@ -429,14 +442,14 @@ void Program::add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector g
                         int out_quantised) {
     check_value(gate_in, input_bytes(*gate));
     check_value(up_in, input_bytes(*up));
-    make_room_for_rounded_rows(*gate);
-    make_room_for_rounded_rows(*up);
     if (gate->n != up->n) throw std::invalid_argument("gate and up differ in width");
     if (gate->format == up->format && gate_in != up_in) throw std::invalid_argument("gate and up of one format take one input");
     check_bias(gate_bias, gate->n);
     check_bias(up_bias, up->n);
     if (out_float >= 0) check_value(out_float, gate->n * sizeof(float));
     if (out_quantised >= 0) check_value(out_quantised, quantised_row_bytes(gate->n));
+    if (gate->format == Format::BF16) add_rounding(gate_in, *gate);
+    else add_rounding(up_in, *up);
     add(Gated(gate_in, up_in, std::move(gate), std::move(up), std::move(gate_bias), std::move(up_bias), out_float, out_quantised,
               pool_->size()));
 }
@@ -498,11 +511,10 @@ QuantisedRow Program::quantised_row(int value, int64_t i) const {
     return {row(value, panel.first_row), panel.width, static_cast<int>(i) - panel.first_row};
 }
 
-Program::Inputs Program::inputs(int value, int first, int count, const PackedMatrix& weights, Thread& thread) const {
-    const Inputs stored{row(value, first), values_[value].row_bytes};
-    if (weights.format != Format::BF16 || !kernels_.round_rows) return stored;
-    kernels_.round_rows(stored.rows, stored.stride, count, weights.k, thread.rounded.data());
-    return {thread.rounded.data(), rounded_row_bytes(weights.k)};
+Program::Inputs Program::inputs(int value, int first, const PackedMatrix& weights) const {
+    if (weights.format != Format::BF16 || !kernels_.round_rows) return {row(value, first), values_[value].row_bytes};
+    const size_t stride = rounded_row_bytes(weights.k);
+    return {rounded_.data() + first * stride, stride};
 }
 
 int Program::rows(int value) const { return values_[value].per_sample ? step_->num_samples : step_->num_tokens; }

@@ -82,6 +82,7 @@ class Program {
     struct Embed;
     struct RmsNorm;
     struct Quantise;
+    struct RoundRows;
     struct Linear;
     struct Gated;
     struct RopeAndCache;
@@ -97,8 +98,8 @@ class Program {
     QuantisedRow quantised_row(int value, int64_t i) const;
     float* floats(int value, int64_t i) const { return reinterpret_cast<float*>(row(value, i)); }
     int rows(int value) const;
-    Inputs inputs(int value, int first, int count, const PackedMatrix& weights, Thread& thread) const;
-    void make_room_for_rounded_rows(const PackedMatrix& weights);
+    Inputs inputs(int value, int first, const PackedMatrix& weights) const;
+    void add_rounding(int in, const PackedMatrix& weights);
     void check_value(int value, size_t row_bytes) const;
     void prepare(StepRequest* requests, int num_requests, const StepTables& tables);
 
@@ -135,6 +136,7 @@ class Program {
     std::unique_ptr<Progress[]> progress_;  // of each operation in the current step
     std::atomic<size_t> current_{0};        // the operation that the team is at
     std::unique_ptr<Buffer> arena_;
+    std::vector<uint8_t> rounded_;  // the inputs of one operation, in bf16
     std::shared_ptr<KvCache> cache_;
     int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, logits_ = -1;
     Vector cos_, sin_;  // [positions, head_dim / 2]
