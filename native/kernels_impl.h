@@ -252,60 +252,48 @@ static double exp_sum(const float* x, int64_t n, float shift, float temperature,
 
 // ---- float tile product ---------------------------------------------------------------------------------------
 
+// Vectors of a tile's rows.
+constexpr int kVectors = kTileRows / N;
+
+// How a format's tiles are read: `inputs` at a time, whose weights for rows [j * N, (j + 1) * N) go to w[0..inputs)[j].
 struct AsF32 {
-    static constexpr int size = 4;
-    static F load(const uint8_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
+    static constexpr int inputs = 1;
+    static constexpr size_t bytes = sizeof(float) * kTileRows;
+    static void load(const uint8_t* p, int j, F (*w)[kVectors]) { w[0][j] = Simd::load(reinterpret_cast<const float*>(p) + j * N); }
 };
 struct AsF16 {
-    static constexpr int size = 2;
-    static F load(const uint8_t* p) { return Simd::load_f16(reinterpret_cast<const uint16_t*>(p)); }
+    static constexpr int inputs = 1;
+    static constexpr size_t bytes = sizeof(uint16_t) * kTileRows;
+    static void load(const uint8_t* p, int j, F (*w)[kVectors]) { w[0][j] = Simd::load_f16(reinterpret_cast<const uint16_t*>(p) + j * N); }
 };
+struct AsBF16 {
+    static constexpr int inputs = 2;
+    static constexpr size_t bytes = kBF16PairBytes;
+    static void load(const uint8_t* p, int j, F (*w)[kVectors]) {
+        Simd::load_bf16_pairs(reinterpret_cast<const uint16_t*>(p) + 2 * j * N, &w[0][j], &w[1][j]);
+    }
+};
+
 template <typename W, int T>
 static inline void float_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
-    constexpr int V = kTileRows / N;
+    constexpr int V = kVectors;
     F sum[T][V];
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++)
         ROOFTREE_UNROLL
         for (int j = 0; j < V; j++) sum[t][j] = Simd::zero();
-    for (int64_t i = 0; i < k; i++) {
-        F w[V];
+    for (int64_t i = 0; i < k; i += W::inputs, tile += W::bytes) {
+        F w[W::inputs][V];
         ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) w[j] = W::load(tile + (i * kTileRows + j * N) * W::size);
+        for (int j = 0; j < V; j++) W::load(tile, j, w);
         ROOFTREE_UNROLL
-        for (int t = 0; t < T; t++) {
-            const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i]);
-            ROOFTREE_UNROLL
-            for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[j], sum[t][j]);
-        }
-    }
-    ROOFTREE_UNROLL
-    for (int t = 0; t < T; t++)
-        ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) put(out, first + t, j * N, sum[t][j]);
-}
-
-template <int T>
-static inline void bf16_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
-    constexpr int V = kTileRows / N;
-    F sum[T][V];
-    ROOFTREE_UNROLL
-    for (int t = 0; t < T; t++)
-        ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++) sum[t][j] = Simd::zero();
-    for (int64_t i = 0; i < k; i += 2, tile += kBF16PairBytes) {
-        F w[2][V];
-        ROOFTREE_UNROLL
-        for (int j = 0; j < V; j++)
-            Simd::load_bf16_pairs(reinterpret_cast<const uint16_t*>(tile) + 2 * j * N, &w[0][j], &w[1][j]);
-        ROOFTREE_UNROLL
-        for (int half = 0; half < 2; half++) {
-            if (i + half == k) break;
+        for (int u = 0; u < W::inputs; u++) {
+            if (u > 0 && i + u == k) break;  // an odd last input
             ROOFTREE_UNROLL
             for (int t = 0; t < T; t++) {
-                const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i + half]);
+                const F value = Simd::set1(reinterpret_cast<const float*>(x + t * stride)[i + u]);
                 ROOFTREE_UNROLL
-                for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[half][j], sum[t][j]);
+                for (int j = 0; j < V; j++) sum[t][j] = Simd::fma(value, w[u][j], sum[t][j]);
             }
         }
     }
@@ -315,18 +303,10 @@ static inline void bf16_tokens(const uint8_t* tile, int64_t k, const uint8_t* x,
         for (int j = 0; j < V; j++) put(out, first + t, j * N, sum[t][j]);
 }
 
-static void bf16_tile(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m, const TileOutput& out) {
-    int t = 0;
-    for (; t + 6 <= m; t += 6) bf16_tokens<6>(tile, k, x + t * stride, stride, out, t);
-    for (; t + 4 <= m; t += 4) bf16_tokens<4>(tile, k, x + t * stride, stride, out, t);
-    for (; t + 2 <= m; t += 2) bf16_tokens<2>(tile, k, x + t * stride, stride, out, t);
-    if (t < m) bf16_tokens<1>(tile, k, x + t * stride, stride, out, t);
-}
-
 // Each step of 128 inputs is summed on its own and then scaled: the scale may change from step to step.
 template <int T>
 static inline void fp8_tokens(const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, const TileOutput& out, int first) {
-    constexpr int V = kTileRows / N;
+    constexpr int V = kVectors;
     F total[T][V];
     ROOFTREE_UNROLL
     for (int t = 0; t < T; t++)
@@ -383,7 +363,7 @@ static void tile_product(Format format, const uint8_t* tile, int64_t k, const ui
     switch (format) {
         case Format::F32: return float_tile<AsF32>(tile, k, x, stride, m, out);
         case Format::F16: return float_tile<AsF16>(tile, k, x, stride, m, out);
-        case Format::BF16: return bf16_tile(tile, k, x, stride, m, out);
+        case Format::BF16: return float_tile<AsBF16>(tile, k, x, stride, m, out);
         case Format::Q4_0: return quantised_tile<Format::Q4_0>(tile, k, x, stride, m, out);
         case Format::Q4_1: return quantised_tile<Format::Q4_1>(tile, k, x, stride, m, out);
         case Format::Q5_0: return quantised_tile<Format::Q5_0>(tile, k, x, stride, m, out);

@@ -98,7 +98,7 @@ steps = st.lists(
 @given(steps, st.booleans())
 def test_seconds_under_all_limits_add_up_to_the_busy_time(timeline: list[Any], modelled: bool) -> None:
     clock = FixedClock(*(estimate(predicted, limit) for _, _, _, predicted, limit, _, _ in timeline))
-    telemetry = Telemetry(clock if modelled else None)  # type: ignore[arg-type]
+    telemetry = Telemetry(clock if modelled else None)
     now, busy, before, busy_before = 0.0, 0.0, StepTotals(), False
     for gap, seconds, native, _, _, shortage, goes_on in timeline:
         now += gap
@@ -125,7 +125,7 @@ def test_rest_is_no_gap() -> None:
 
 
 def test_a_record_tells_fractions_and_the_limit_of_most_of_the_step() -> None:
-    telemetry = Telemetry(FixedClock(estimate(1.0)), epoch=1000.0)  # type: ignore[arg-type]
+    telemetry = Telemetry(FixedClock(estimate(1.0)), epoch=1000.0)
     planned = SchedulerOutput([scheduled(1, 9), scheduled(5, 2, False)], {"a": 1, "b": 5}, 6)
     telemetry.note(planned, 4.0, 6.0, 1.25, goes_on=False)
     record = telemetry.last_step
@@ -184,7 +184,7 @@ def test_steps_do_not_wait_long_to_be_counted() -> None:
 def run(config: EngineConfig, num_blocks: int, prompt: int) -> StepTotals:
     """Four requests through an engine whose steps take a second, all of it in kernels that are predicted."""
     now = iter(range(10**6))
-    telemetry = Telemetry(FixedClock(estimate(1.0)))  # type: ignore[arg-type]
+    telemetry = Telemetry(FixedClock(estimate(1.0)))
     core = make_core(config, num_blocks=num_blocks, telemetry=telemetry, clock=lambda: float(next(now)))
     core.executor.last_native_seconds = 1.0
     for index in range(4):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from rooftree.cli.plan import command
 from rooftree.errors import ConfigError, RooftreeError
 from rooftree.planner.deployment import PUBLISHED
+from rooftree.planner.estimate import Estimate
 from rooftree.planner.lengths import fixed, parse_lengths
 from rooftree.planner.models import resolve_model
 from rooftree.planner.plan import Plan, make_plan, scaled
@@ -33,6 +34,11 @@ def ask(model: str = "Llama-3.1-8B", device: str | None = "H100 SXM", **more: An
     )
     found = find_device(device) if device else None
     return make_plan(Question(resolve_model(model), workload, found, **more))
+
+
+def chosen(plan: Plan) -> Estimate:
+    assert plan.chosen is not None
+    return plan.chosen
 
 
 def test_a_model_that_fits() -> None:
@@ -106,8 +112,8 @@ def test_the_largest_load_holds_and_a_larger_one_does_not() -> None:
     largest = plan.answers.largest_concurrency
     assert largest is not None
     assert largest > 1
-    assert ask(concurrency=largest, **asked).chosen.meets  # type: ignore[union-attr]
-    assert not ask(concurrency=2 * largest, **asked).chosen.meets  # type: ignore[union-attr]
+    assert chosen(ask(concurrency=largest, **asked)).meets
+    assert not chosen(ask(concurrency=2 * largest, **asked)).meets
 
 
 def test_peak_and_loss_of_a_replica() -> None:
@@ -274,8 +280,8 @@ def test_headroom_of_arrivals_is_what_is_carried() -> None:
     headroom = ask(rate=10.0, **asked).answers.headroom
     assert headroom is not None
     assert headroom > 1
-    assert ask(rate=10.0 * headroom, **asked).chosen.meets  # type: ignore[union-attr]
-    assert not ask(rate=11.0 * headroom, **asked).chosen.meets  # type: ignore[union-attr]
+    assert chosen(ask(rate=10.0 * headroom, **asked)).meets
+    assert not chosen(ask(rate=11.0 * headroom, **asked)).meets
 
 
 def test_windows_are_counted_both_ways_and_both_named() -> None:

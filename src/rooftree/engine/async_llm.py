@@ -17,6 +17,7 @@ from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.frontend import INLINE_CHARACTERS, Frontend, load_frontend
 from rooftree.engine.messages import (
     AbortRequests,
+    EngineBeat,
     EngineCoreOutputs,
     EngineFailed,
     EngineOutput,
@@ -142,6 +143,8 @@ class AsyncLLM:
                     self.scheduler_stats = message.stats
                 if self._books is not None:
                     self._send_aborts(self._books.process(message))
+            case EngineBeat():
+                pass  # that it has come is all it says
             case EngineProgress():
                 self.loading_phase = message.phase
             case EngineReady():

@@ -47,7 +47,6 @@ class EngineCore:
         self._clock = clock
         self._refused: list[EngineCoreOutput] = []
         self._telemetry = telemetry or Telemetry()
-        self._heartbeat = 0
         self._audited = True
         self._conservation_failures = 0
 
@@ -104,7 +103,6 @@ class EngineCore:
             Exception: whatever the executor raises; the engine cannot go on after it.
         """
         start = self._clock()
-        self._heartbeat += 1
         outputs, self._refused = self._refused, []
         planned = self.scheduler.schedule()
         if planned is None:
@@ -122,7 +120,7 @@ class EngineCore:
                 self.executor.last_native_seconds,
                 goes_on=self.scheduler.has_unfinished,
             )
-        return EngineCoreOutputs(outputs, self.stats(), self._heartbeat)
+        return EngineCoreOutputs(outputs, self.stats())
 
     def _audit(self) -> None:
         """Check the conservation of blocks, once each time that the engine comes to rest."""

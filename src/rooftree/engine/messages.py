@@ -165,11 +165,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):
-    """All news of one step. ``heartbeat`` counts passes of the loop, idle ones included."""
+    """All news of one step; its arrival is a sign of life, idle or not."""
 
     outputs: list[EngineCoreOutput] = []
     stats: SchedulerStats | None = None
-    heartbeat: int = 0
 
 
 class EngineProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rooftree.engine.messages import StepTotals
 from rooftree.engine.stats import Bound, StepRecord
 from rooftree.engine.step_log import StepLog
 from rooftree.roofline.batch import Batch, Span, Window
-from rooftree.roofline.clock import StepClock, StepEstimate
+from rooftree.roofline.clock import StepEstimate
 from rooftree.scheduler.output import ScheduledRequest, SchedulerOutput, Shortage
 
 SLACK = 1.5
@@ -36,6 +36,13 @@ MOST_SECONDS = 0.25
 _LIMITS: dict[str, Bound] = {"bandwidth": "bandwidth", "arithmetic": "arithmetic"}
 _EVERYTHING = Window()
 _UNKNOWN = StepEstimate(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+
+
+class Predictor(Protocol):
+    """What says how long a step should take: a ``roofline.clock.StepClock``."""
+
+    def estimate(self, batch: Batch) -> StepEstimate:
+        """Seconds, bytes, FLOP and the limit of a step."""
 
 
 class _Step(NamedTuple):
@@ -65,7 +72,7 @@ class Telemetry:
 
     def __init__(
         self,
-        clock: StepClock | None = None,
+        clock: Predictor | None = None,
         windows: Sequence[Window] = (_EVERYTHING,),
         epoch: float = 0.0,
         log: StepLog | None = None,
