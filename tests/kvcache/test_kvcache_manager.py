@@ -23,6 +23,7 @@ class Tokens:
     cache_salt: str = ""
     num_computed_tokens: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
+    rank: tuple[int, int] = (0, 0)
 
 
 def manager(num_blocks: int = 16, **options: object) -> KVCacheManager:
@@ -129,6 +130,58 @@ def test_equal_prompts_computed_side_by_side_both_keep_their_blocks() -> None:
     kv.free(b)
     assert (kv.pool.num_cached, kv.pool.num_free) == (2, 14)
     assert kv.audit() == []
+
+
+def admit(kv: KVCacheManager, name: str, tokens: list[int], rank: int) -> Tokens:
+    """Give a request blocks for all its tokens, none of them computed."""
+    request = Tokens(name, tokens, rank=(0, rank))
+    computed = kv.get_computed_blocks(request)
+    assert kv.allocate_slots(request, len(tokens) - computed.num_tokens, computed) is not None
+    request.num_computed_tokens = computed.num_tokens
+    assert kv.audit() == []
+    return request
+
+
+def test_blocks_about_to_be_computed_are_shared_and_awaited() -> None:
+    kv = manager()
+    first, second = (admit(kv, name, list(range(9)), rank) for rank, name in enumerate("ab"))
+    assert kv.block_ids("a")[:2] == kv.block_ids("b")[:2]
+    assert (kv.claim(first, 9), kv.claim(second, 9)) == (9, 0)
+    for num_computed, known in [(B - 1, 0), (B, B), (9, 2 * B)]:
+        first.num_computed_tokens = num_computed
+        kv.publish(first)
+        assert kv.catch_up(second) == known
+        assert kv.audit() == []
+    second.num_computed_tokens = 2 * B
+    assert kv.claim(second, 1) == 1
+
+
+def test_a_block_is_computed_by_the_first_in_rank_that_holds_it() -> None:
+    kv = manager()
+    late = admit(kv, "late", list(range(9)), rank=9)
+    urgent = admit(kv, "urgent", [*range(B), 50, 51, 52, 53], rank=1)
+    later = admit(kv, "later", list(range(9)), rank=10)
+    assert (kv.claim(urgent, 8), kv.claim(late, 9), kv.claim(later, 9)) == (8, 0, 0)
+    late.num_computed_tokens = urgent.num_computed_tokens = B
+    kv.publish(urgent)
+    assert (kv.claim(urgent, 4), kv.claim(late, 5)) == (4, 5)
+    kv.free(late)
+    assert kv.audit() == []
+    assert kv.catch_up(later) == B
+    later.num_computed_tokens = B
+    assert kv.claim(later, 5) == 5
+
+
+def test_what_a_chunk_computes_ends_where_another_ones_block_begins() -> None:
+    kv = manager()
+    short = admit(kv, "short", list(range(B)), rank=0)
+    long = admit(kv, "long", list(range(9)), rank=1)
+    kv.free(short)
+    assert kv.claim(long, 3) == 3
+    longer = admit(kv, "longer", list(range(13)), rank=2)
+    kv.free(long)
+    again = admit(kv, "again", list(range(B + 1)), rank=0)
+    assert (kv.claim(again, B + 1), kv.claim(longer, 13)) == (B + 1, 0)
 
 
 def test_a_decode_takes_a_block_only_when_one_is_full() -> None:

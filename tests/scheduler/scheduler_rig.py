@@ -58,6 +58,7 @@ class FakeModel:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
+        self.written: set[int] = set()
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
 
     def block(self, block_id: int) -> list[int | None]:
@@ -66,6 +67,7 @@ class FakeModel:
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute a step: check what is read, write what is new, choose tokens."""
+        self.written.clear()
         return ModelRunnerOutput({r.request_id: self._run(r) for r in output.requests if self._write(r)})
 
     def _slot(self, request: ScheduledRequest, position: int) -> int:
@@ -82,7 +84,10 @@ class FakeModel:
             f"{request.request_id}: wrong K and V below {request.start}"
         )
         for position in range(request.start, end):
-            self.slots[self._slot(request, position)] = expected[position]
+            slot = self._slot(request, position)
+            assert slot not in self.written, f"{request.request_id}: two write a slot in one step"
+            self.written.add(slot)
+            self.slots[slot] = expected[position]
         return request.samples
 
     def _run(self, request: ScheduledRequest) -> int:

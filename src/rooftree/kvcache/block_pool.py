@@ -72,6 +72,8 @@ class CachedBlocks:
 class BlockPool:
     """All blocks, and the index of published ones. Every operation is O(1) for each block it names.
 
+    ``num_returned``: how many times a block has lost its last owner; it never falls.
+
     Free blocks are handed out last freed first (their memory is the likeliest to be warm), cached ones only
     once no free one is left, least recently used first.
     """
@@ -83,6 +85,7 @@ class BlockPool:
         self._free = self.blocks[::-1]
         self._cached = CachedBlocks()
         self._index: dict[bytes, KVCacheBlock] = {}
+        self.num_returned = 0
 
     @property
     def num_total(self) -> int:
@@ -149,6 +152,7 @@ class BlockPool:
         for block in reversed(blocks):
             block.ref_count -= 1
             if block.ref_count == 0:
+                self.num_returned += 1
                 if block.block_hash is None:
                     self._free.append(block)
                 else:

@@ -12,8 +12,12 @@ Room. A request is admitted with blocks for all tokens it has, so a prompt never
 blocks; from then on it takes a block each time one is full. If there is none, a request ranked no higher
 gives way (``preemption.choose_victim``), keeps its tokens, and computes them again when its turn comes.
 
-``schedule`` promises nothing to the future: it moves no ``num_computed_tokens``. A step that never ran can be
-planned again.
+Shared prompts. Where several requests lack the same blocks, as the choices of one request do, the first in
+rank computes them. The others have them in their tables already (``kvcache.promises``) and get no tokens
+until they are there; if the first one ends early, the next goes on.
+
+``schedule`` promises nothing to the future: it moves ``num_computed_tokens`` only over what others have
+computed. A step that never ran can be planned again.
 """
 
 from __future__ import annotations
@@ -46,11 +50,13 @@ class _Step:
         self.requests: list[ScheduledRequest] = []
         self.num_scheduled_tokens: dict[str, int] = {}
 
-    def add(self, request: Request, block_ids: list[int]) -> None:
-        """Schedule as much of what the request lacks as the budget allows."""
+    def room(self, request: Request) -> int:
+        """How much of what the request lacks the budget allows."""
+        return min(len(request.token_ids) - request.num_computed_tokens, self.budget)
+
+    def add(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
+        """Schedule the next ``num_tokens`` of what the request lacks."""
         start = request.num_computed_tokens
-        num_missing = len(request.token_ids) - start
-        num_tokens = min(num_missing, self.budget)
         self.budget -= num_tokens
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self.requests.append(
@@ -61,7 +67,7 @@ class _Step:
                 start,
                 num_tokens,
                 block_ids,
-                num_tokens == num_missing,
+                start + num_tokens == len(request.token_ids),
                 request.params,
                 request.seed,
                 request.banned_token_ids,
@@ -177,12 +183,22 @@ class Scheduler:
             if len(request.token_ids) - request.num_computed_tokens > 1:
                 prompts.append(request)
             elif (block_ids := self._grow(request)) is not None:
-                step.add(request, block_ids)
+                step.add(request, block_ids, 1)
         for request in prompts:
             if not step.budget:
                 return "tokens"
-            step.add(request, self.kv_cache.block_ids(request.request_id))
+            self._catch_up(request)
+            num_tokens = self.kv_cache.claim(request, step.room(request))
+            if num_tokens:
+                step.add(request, self.kv_cache.block_ids(request.request_id), num_tokens)
         return None
+
+    def _catch_up(self, request: Request) -> None:
+        """Take over what others have computed of the blocks that they share with a request."""
+        num_computed = self.kv_cache.catch_up(request)
+        if not request.num_preemptions:
+            self._prefix_hits += num_computed - request.num_computed_tokens
+        request.num_computed_tokens = num_computed
 
     def _grow(self, request: Request) -> list[int] | None:
         """The request's block table with room for one more token, or None if it had to give way itself."""
@@ -211,14 +227,18 @@ class Scheduler:
             if not step.budget:
                 return "tokens"
             request = self._waiting.peek()
+            keep_watermark = bool(self._running)
+            if self.kv_cache.is_still_refused(request, admitting=keep_watermark):
+                return "blocks"
             computed = self.kv_cache.get_computed_blocks(request)
             num_new = len(request.token_ids) - computed.num_tokens
-            keep_watermark = bool(self._running)
             block_ids = self.kv_cache.allocate_slots(request, num_new, computed, admitting=keep_watermark)
             if block_ids is None:
                 return "blocks"
             self._start(self._waiting.pop(), computed.num_tokens)
-            step.add(request, block_ids)
+            # Blocks that others are computing at this very step are there at the next one.
+            if not computed.is_awaited:
+                step.add(request, block_ids, step.room(request))
         return None
 
     def _start(self, request: Request, num_computed_tokens: int) -> None:

@@ -40,7 +40,8 @@ class SchedulerSnapshot:
 
     Attributes:
         prefix_cache_queries, prefix_cache_hits: prompt tokens of requests when first scheduled, and how many
-            of them the prefix cache held. Resuming after a preemption counts in neither.
+            of them the prefix cache held then, or another request computed for both. Resuming after a
+            preemption counts in neither.
         num_preempted_tokens: computed tokens given up by preemption.
     """
 

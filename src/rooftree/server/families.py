@@ -142,7 +142,7 @@ FAMILIES = (
     Family(
         "counter",
         "prefix_cache_hits",
-        "Prompt tokens found in the prefix cache.",
+        "Prompt tokens found in the prefix cache, or computed once for several requests.",
         lambda m: m.scheduler.prefix_cache_hits,
     ),
     Family("counter", "num_preemptions", "Preemptions.", lambda m: m.scheduler.num_preemptions),
