@@ -20,6 +20,7 @@ Metrics = dict[str, float]
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 30.0
+_NO_MEMORY = "0 kB"  # of a process that has ended and is still listed
 _SAMPLE = re.compile(r"^(rooftree:\w+)(?:\{([^}]*)\})? (\S+)$")
 
 
@@ -137,9 +138,9 @@ def _state(role: str, pid: int) -> ProcessState:
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     return ProcessState(
         role,
-        rss_mib=_mib(status["VmRSS"]),
-        anonymous_mib=_mib(status["RssAnon"]),
-        peak_mib=_mib(status["VmHWM"]),
+        rss_mib=_mib(status.get("VmRSS", _NO_MEMORY)),
+        anonymous_mib=_mib(status.get("RssAnon", _NO_MEMORY)),
+        peak_mib=_mib(status.get("VmHWM", _NO_MEMORY)),
         cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         files=sum(1 for _ in (folder / "fd").iterdir()),
     )

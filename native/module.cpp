@@ -14,6 +14,7 @@
 #include "limits.h"
 #include "pack.h"
 #include "program.h"
+#include "rounding.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -54,9 +55,10 @@ void run(Program& program, MutableIntTable requests, IntTable tokens, IntTable b
                 reinterpret_cast<SampleResult*>(results.data()));
 }
 
-void pack_rows(PackedMatrix& matrix, int64_t first, Bytes stored, ThreadPool& pool, std::optional<FloatTable> scales,
-               int64_t block_rows, int64_t block_columns) {
-    const int64_t row_bytes = stored_row_bytes(matrix.format, matrix.k);
+void pack_rows(PackedMatrix& matrix, int64_t first, int format, Bytes stored, ThreadPool& pool, std::optional<FloatTable> scales,
+               int64_t block_rows, int64_t block_columns, std::optional<std::string> isa) {
+    const Format stored_format = static_cast<Format>(format);
+    const int64_t row_bytes = stored_row_bytes(stored_format, matrix.k);
     const int64_t rows = row_bytes == 0 ? 0 : static_cast<int64_t>(stored.size()) / row_bytes;
     if (static_cast<int64_t>(stored.size()) != rows * row_bytes) throw std::invalid_argument("stored bytes must be whole rows");
     OuterScales outer;
@@ -66,8 +68,9 @@ void pack_rows(PackedMatrix& matrix, int64_t first, Bytes stored, ThreadPool& po
             outer.columns * block_columns < matrix.k)
             throw std::invalid_argument("the scales do not cover the matrix");
     }
+    const RoundingLoops& rounding = rounding_for(isa.value_or(supported_isas().front()));
     nb::gil_scoped_release release;
-    matrix.pack_rows(first, rows, stored.data(), outer, pool);
+    matrix.pack_rows(first, rows, {stored_format, stored.data(), outer}, rounding, pool);
 }
 
 void unpack_row(const PackedMatrix& matrix, int64_t row, MutableFloats out) {
@@ -109,8 +112,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("n", [](const PackedMatrix& p) { return p.n; })
         .def_prop_ro("k", [](const PackedMatrix& p) { return p.k; })
         .def_prop_ro("nbytes", &PackedMatrix::num_bytes)
-        .def("pack_rows", &pack_rows, "first"_a, "stored"_a, "pool"_a, "scales"_a = nb::none(), "block_rows"_a = 1,
-             "block_columns"_a = 1)
+        .def("pack_rows", &pack_rows, "first"_a, "format"_a, "stored"_a, "pool"_a, "scales"_a = nb::none(),
+             "block_rows"_a = 1, "block_columns"_a = 1, "isa"_a = nb::none())
         .def("unpack_row", &unpack_row, "row"_a, "out"_a);
 
     nb::class_<KvCache>(m, "KvCache")

@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 
+#include "rounding.h"
 #include "thread_pool.h"
 
 namespace rooftree {
@@ -211,15 +213,43 @@ void pack_float_tile(const uint8_t* stored, int64_t rows, int64_t k, uint8_t* ti
     }
 }
 
-void pack_tile(Format format, const uint8_t* stored, int64_t first_row, int64_t rows, int64_t k, const OuterScales& scales,
-               uint8_t* tile) {
-    switch (format) {
-        case Format::F32: return pack_float_tile<uint32_t, single_at>(stored, rows, k, tile);
-        case Format::F16: return pack_float_tile<uint16_t, single_at>(stored, rows, k, tile);
-        case Format::BF16: return pack_float_tile<uint16_t, pair_at>(stored, rows, k, tile);
-        case Format::F8_E4M3: return pack_fp8_tile(stored, first_row, rows, k, scales, tile);
-        default: return pack_quantised_tile(format, stored, first_row, rows, k, scales, tile);
+void pack_tile(const StoredRows& stored, int64_t first_row, int64_t rows, int64_t k, uint8_t* tile) {
+    switch (stored.format) {
+        case Format::F32: return pack_float_tile<uint32_t, single_at>(stored.data, rows, k, tile);
+        case Format::F16: return pack_float_tile<uint16_t, single_at>(stored.data, rows, k, tile);
+        case Format::BF16: return pack_float_tile<uint16_t, pair_at>(stored.data, rows, k, tile);
+        case Format::F8_E4M3: return pack_fp8_tile(stored.data, first_row, rows, k, stored.scales, tile);
+        default: return pack_quantised_tile(stored.format, stored.data, first_row, rows, k, stored.scales, tile);
     }
+}
+
+// Inputs of a tile that are rounded before they are packed: long enough to read rows in pages, and what lies between stays
+// in a near cache.
+constexpr int64_t kRoundedRun = 2048;
+
+// A run of inputs lies in a tile as it would in a tile of its own.
+void round_tile(const RoundingLoops& loops, const StoredRows& stored, int64_t first_row, int64_t rows, int64_t k, Format format,
+                uint8_t* tile) {
+    const size_t row_bytes = stored_row_bytes(stored.format, k);
+    const std::unique_ptr<uint8_t[]> rounded(new uint8_t[kTileRows * stored_row_bytes(format, k < kRoundedRun ? k : kRoundedRun)]);
+    for (int64_t begin = 0; begin < k; begin += kRoundedRun) {
+        const int64_t end = k - begin < kRoundedRun ? k : begin + kRoundedRun;
+        const size_t run_bytes = stored_row_bytes(format, end - begin);
+        for (int64_t r = 0; r < rows; r++)
+            round_inputs(loops, stored.format, stored.data + r * row_bytes, stored.scales, first_row + r, begin, end, format,
+                         rounded.get() + r * run_bytes);
+        pack_tile({format, rounded.get(), {}}, first_row, rows, end - begin, tile + tile_bytes(format, begin));
+    }
+}
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+void check_scales(const StoredRows& stored, int64_t k, bool as_stored) {
+    if (stored.format != Format::F8_E4M3 && !is_fp4(stored.format))
+        throw std::invalid_argument("this format has no scales beside it");
+    const int64_t unit = stored.format == Format::F8_E4M3 ? kFp8Step : kBlock;
+    if (as_stored && stored.scales.block_columns < k && stored.scales.block_columns % unit != 0)
+        throw std::invalid_argument("scale blocks must be multiples of the kernels' step");
 }
 
 float load_half(const uint8_t* p) {
@@ -260,29 +290,30 @@ RowStep read_row_step(Format format, const uint8_t* tile, int64_t s, int r) {
     return row;
 }
 
-constexpr size_t kHugePage = size_t{2} << 20;
-
 PackedMatrix::PackedMatrix(Format format, int64_t n, int64_t k, WeightMemory& memory) : format(format), n(n), k(k) {
-    if (n < 0 || k < 0 || k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
+    if (stored_block(format).bytes == 0) throw std::invalid_argument("no such format");
+    if (n < 0 || k < 1 || k % stored_block(format).inputs != 0) throw std::invalid_argument("rows must be whole blocks");
     place = memory.take(num_bytes());
 }
 
-void PackedMatrix::pack_rows(int64_t first, int64_t rows, const uint8_t* stored, const OuterScales& scales, ThreadPool& pool) {
+void PackedMatrix::pack_rows(int64_t first, int64_t rows, const StoredRows& stored, const RoundingLoops& rounding,
+                             ThreadPool& pool) {
     if (first < 0 || rows < 0 || rows > n - first) throw std::invalid_argument("the matrix does not have these rows");
     if (first % kTileRows != 0 || (rows % kTileRows != 0 && first + rows != n))
         throw std::invalid_argument("rows must be whole tiles");
-    if (scales.values && format != Format::F8_E4M3 && !is_fp4(format))
-        throw std::invalid_argument("this format has no scales beside it");
-    const int64_t unit = format == Format::F8_E4M3 ? kFp8Step : kBlock;
-    if (scales.values && scales.block_columns < k && scales.block_columns % unit != 0)
-        throw std::invalid_argument("scale blocks must be multiples of the kernels' step");
+    const bool as_stored = stored.format == format;
+    if (!as_stored && !can_round(stored.format, format)) throw std::invalid_argument("no such rounding");
+    if (stored.scales.values) check_scales(stored, k, as_stored);
+    const size_t row_bytes = stored_row_bytes(stored.format, k), bytes = tile_bytes(format, k);
     // A huge page that two threads are the first to touch at once is cleared by both.
-    const int64_t grain = static_cast<int64_t>(kHugePage / tile_bytes(format, k)) + 1;
+    const int64_t grain = static_cast<int64_t>(kHugePage / bytes) + 1;
     pool.parallel_for((rows + kTileRows - 1) / kTileRows, grain, [&](int64_t t) {
         const int64_t row = t * kTileRows;
         const int64_t count = rows - row < kTileRows ? rows - row : kTileRows;
-        pack_tile(format, stored + row * stored_row_bytes(format, k), first + row, count, k, scales,
-                  place.data + (first / kTileRows + t) * tile_bytes(format, k));
+        const StoredRows part{stored.format, stored.data + row * row_bytes, stored.scales};
+        uint8_t* tile = place.data + (first / kTileRows + t) * bytes;
+        if (as_stored) pack_tile(part, first + row, count, k, tile);
+        else round_tile(rounding, part, first + row, count, k, format, tile);
     });
 }
 

@@ -34,6 +34,7 @@ constexpr int kTileRows = 16;
 constexpr int kSuperSteps = kSuperBlock / kBlock;
 
 class ThreadPool;
+struct RoundingLoops;
 
 struct TileLayout {
     int bits;                 // of a weight as stored in the tile
@@ -112,6 +113,13 @@ struct OuterScales {
     }
 };
 
+// Whole rows as a checkpoint stores them, and the factors of the whole matrix.
+struct StoredRows {
+    Format format;
+    const uint8_t* data;
+    OuterScales scales;
+};
+
 // One row's part of one step, unpacked: value of input i = scale[i / 16] * (q[i] - offset) + minimum.
 struct RowStep {
     uint8_t q[kBlock];
@@ -166,10 +174,10 @@ struct PackedMatrix {
     size_t num_bytes() const { return tiles() * tile_bytes(format, k); }
     const uint8_t* tile(int64_t t) const { return place.data + t * tile_bytes(format, k); }
 
-    // Packs `rows` rows of stored_row_bytes(format, k), each row once. `first` is a multiple of kTileRows, and so is
-    // `rows` except at the end. Scales, those of the whole matrix, go with F8_E4M3 (blocks of 128 columns or of all) and
-    // FP4.
-    void pack_rows(int64_t first, int64_t rows, const uint8_t* stored, const OuterScales& scales, ThreadPool& pool);
+    // Packs `rows` rows, each row once. `first` is a multiple of kTileRows, and so is `rows` except at the end. Scales go
+    // with F8_E4M3 (blocks of 128 columns or of all) and FP4. Floats and F8_E4M3 (any blocks) that are stored in another
+    // format than the matrix's are rounded to it by `rounding`.
+    void pack_rows(int64_t first, int64_t rows, const StoredRows& stored, const RoundingLoops& rounding, ThreadPool& pool);
 
     // One row back as float32, exactly as the format defines it (embedding look-up).
     void unpack_row(int64_t row, float* out) const;

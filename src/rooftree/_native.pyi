@@ -49,15 +49,20 @@ class PackedMatrix:
     def pack_rows(
         self,
         first: int,
+        format: int,
         stored: _Bytes,
         pool: ThreadPool,
         scales: _Floats | None = None,
         block_rows: int = 1,
         block_columns: int = 1,
+        isa: str | None = None,
     ) -> None:
         """Fill rows from ``first`` on, each once and in multiples of 16 except at the end.
 
+        ``format``: of the bytes. Floats and FP8 in another than the matrix's (BF16 or blocks of 32) are
+        rounded to it, as ``checkpoint.formats.quantize`` does.
         ``scales``: (row blocks, column blocks) of the whole matrix.
+        ``isa``: to round with; None: the best. It makes no difference but in time.
         """
     def unpack_row(self, row: int, out: _Floats) -> None: ...
 

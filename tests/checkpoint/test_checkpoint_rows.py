@@ -32,7 +32,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     weights = random_weights(SPEC)
     gguf = open_checkpoint(str(write_gguf_model(folder / "m.gguf", SPEC, weights, dtype="Q4_1")))
     plain = open_checkpoint(str(write_hf_model(folder / "hf", SPEC, weights, dtype="BF16")))
-    opened = [gguf, plain, quantized(plain, "q5_0", threads=2)]
+    opened = [gguf, plain, quantized(plain, "q5_0")]
     schemes = ("ct-channel", "fp8-block", "ct-nvfp4", "ct-mxfp4", "mxfp4")
     opened += [published(folder / scheme, scheme) for scheme in schemes]
     return [tensor for checkpoint in opened for tensor in checkpoint.tensors.values()]

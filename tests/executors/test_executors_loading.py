@@ -31,7 +31,7 @@ def test_the_pages_go_back(tmp_path: Path, how: str, tied: bool, kind: type[CPUE
         path = write_hf_model(tmp_path, spec, weights, dtype="F16", shards=3)
     checkpoint = open_checkpoint(str(path))
     if how == "quantized":
-        checkpoint = quantized(checkpoint, "q4_0", threads=2)
+        checkpoint = quantized(checkpoint, "q4_0")
     executor = make_executor(checkpoint, kind)
     assert checkpoint.weight_bytes > 1 << 21
     # The header is read before; each file may keep one stretch that a neighbour's bytes share.

@@ -66,7 +66,7 @@ def pack(
 ) -> _native.PackedMatrix:
     """A whole matrix at once; ``scales`` as for ``pack_rows``."""
     packed = _native.PackedMatrix(FORMAT_CODES[dtype], n, k, _native.WeightMemory())
-    packed.pack_rows(0, stored, pool, *scales)
+    packed.pack_rows(0, FORMAT_CODES[dtype], stored, pool, *scales)
     return packed
 
 

@@ -175,11 +175,12 @@ def test_pieces_are_the_whole(dtype: DType, tiles: list[int], last: int):
         if dtype in ("F8_E4M3", "MXFP4", "NVFP4")
         else ()
     )
-    packed = _native.PackedMatrix(FORMAT_CODES[dtype], n, k, _native.WeightMemory())
+    code = FORMAT_CODES[dtype]
+    packed = _native.PackedMatrix(code, n, k, _native.WeightMemory())
     ends = np.cumsum(tiles) * 16
     for begin, end in reversed(list(zip(ends - np.array(tiles) * 16, ends, strict=True))):
         size = row_bytes(dtype, k)
-        packed.pack_rows(int(begin), data[begin * size : end * size], POOL, *scales)
+        packed.pack_rows(int(begin), code, data[begin * size : end * size], POOL, *scales)
     assert np.array_equal(unpacked(packed), unpacked(pack(dtype, data, n, k, POOL, *scales)), equal_nan=True)
 
 
@@ -195,7 +196,14 @@ def test_misfits_are_refused():
         pack("Q8_0", data[:34], 1, 33, POOL)
     with pytest.raises(ValueError, match="whole blocks"):
         pack("NVFP4", data[:18], 1, 48, POOL)
+    with pytest.raises(ValueError, match="whole blocks"):
+        pack("F32", data[:0], 16, 0, POOL)
+    with pytest.raises(ValueError, match="no such format"):
+        _native.PackedMatrix(99, 1, 32, _native.WeightMemory())
     packed = pack("F32", data, 2, 32, POOL)
+    for source in (FORMAT_CODES["Q8_0"], FORMAT_CODES["F16"], -1, 99):
+        with pytest.raises(ValueError, match=r"no such rounding|whole rows"):
+            packed.pack_rows(0, source, data[:68], POOL)
     for row, size in ((2, 32), (-1, 32), (0, 31)):
         with pytest.raises(ValueError, match="no such row"):
             packed.unpack_row(row, np.empty(size, np.float32))

@@ -118,9 +118,10 @@ def _largest_to(rows: FloatArray, half_range: int) -> tuple[FloatArray, ByteArra
 
 
 def _between_extremes(rows: FloatArray, levels: int) -> tuple[FloatArray, FloatArray, ByteArray]:
-    """Least element to 0, greatest to ``levels``."""
-    low = rows.min(axis=1, keepdims=True)
-    scale = (rows.max(axis=1, keepdims=True) - low) / np.float32(levels)
+    """Least element to 0, greatest to ``levels``. Of zeros of both signs the first counts."""
+    low = np.take_along_axis(rows, rows.argmin(axis=1, keepdims=True), axis=1)
+    high = np.take_along_axis(rows, rows.argmax(axis=1, keepdims=True), axis=1)
+    scale = (high - low) / np.float32(levels)
     steps = (rows - low) * reciprocal(scale) + np.float32(0.5)
     return scale, low, np.minimum(steps.astype(np.int8), levels).astype(np.uint8)
 

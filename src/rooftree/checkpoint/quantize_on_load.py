@@ -6,13 +6,13 @@ format: their errors go straight into the choice of a token. Norms, biases and w
 already stay as they are.
 
 Nothing is converted before it is asked for, then in pieces of some rows, and nothing is kept: the memory in
-use is the result, the stored bytes of the rows asked for, and the pieces.
+use is the result, the stored bytes of the rows asked for, and the pieces. The native kernels do not ask: they
+round the stored rows themselves, to the same bits (native/rounding_loops.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -44,13 +44,39 @@ SCHEMES: dict[Quantization, DType] = {
 _PIECE = 1 << 18  # elements
 
 
-def quantized(checkpoint: Checkpoint, scheme: Quantization, *, threads: int = 1) -> Checkpoint:
+class RoundedTensor(LazyTensor):
+    """A matrix rounded to another format each time that its rows are asked for.
+
+    Attributes:
+        stored: what is rounded: floats or FP8, its scales included.
+    """
+
+    __slots__ = ("stored",)
+    stored: Tensor
+
+    def __init__(self, stored: Tensor, target: DType) -> None:
+        super().__init__(stored.name, stored.shape, target, stored.source, self._round)
+        object.__setattr__(self, "stored", stored)
+
+    def _round(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        stored, k = self.stored, self.shape[1]
+        data = stored.rows(first, last).reshape(last - first, -1)
+        result = np.empty((last - first, row_bytes(self.dtype, k)), np.uint8)
+        rows = max(1, _PIECE // k)
+        for begin in range(0, last - first, rows):
+            piece = data[begin : begin + rows]
+            values = dequantize_bytes(stored.dtype, piece.reshape(-1)).reshape(len(piece), k)
+            if stored.scales is not None:
+                apply_scales(values, stored.scales, first + begin)
+            result[begin : begin + rows] = quantize(self.dtype, values).reshape(len(piece), -1)
+        stored.give_back(first, last)
+        return result.reshape(-1)
+
+
+def quantized(checkpoint: Checkpoint, scheme: Quantization) -> Checkpoint:
     """The same model with its weights quantised each time they are asked for.
 
     What stays as it is although it is a matrix is told in the result's ``notices``.
-
-    Args:
-        threads: how many convert a tensor together.
 
     Raises:
         ConfigError: no weight of the model can be quantised.
@@ -71,7 +97,7 @@ def quantized(checkpoint: Checkpoint, scheme: Quantization, *, threads: int = 1)
         else:
             possible = True
             if tensor.dtype != target:
-                tensors[name] = _quantized(tensor, target, threads)
+                tensors[name] = RoundedTensor(tensor, target)
     notices = (
         *_notice(checkpoint, ragged, scheme, "their rows do not fill blocks of 32"),
         *_notice(checkpoint, packed, scheme, "they are quantised already"),
@@ -91,27 +117,3 @@ def _notice(
     kinds = sorted({checkpoint.tensors[name].dtype for name in names})
     which = names[0] if len(names) == 1 else f"{len(names)} weights ({names[0]}, ...)"
     return (f"--quantization {scheme} leaves {which} as {', '.join(kinds)}: {reason}.",)
-
-
-def _quantized(tensor: Tensor, target: DType, threads: int) -> Tensor:
-    k = tensor.shape[1]
-
-    def convert(first: int, last: int) -> npt.NDArray[np.uint8]:
-        stored = tensor.rows(first, last).reshape(last - first, -1)
-        result = np.empty((last - first, row_bytes(target, k)), np.uint8)
-        rows = max(1, _PIECE // k)
-
-        def convert_from(begin: int) -> None:
-            piece = stored[begin : begin + rows]
-            values = dequantize_bytes(tensor.dtype, piece.reshape(-1)).reshape(len(piece), k)
-            if tensor.scales is not None:
-                apply_scales(values, tensor.scales, first + begin)
-            result[begin : begin + rows] = quantize(target, values).reshape(len(piece), -1)
-
-        with ThreadPoolExecutor(threads) as pool:
-            # The list makes an error of a thread come out here.
-            list(pool.map(convert_from, range(0, last - first, rows)))
-        tensor.give_back(first, last)
-        return result.reshape(-1)
-
-    return LazyTensor(tensor.name, tensor.shape, target, tensor.source, convert)

@@ -9,7 +9,6 @@ from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING
 
 from rooftree.checkpoint.base import Checkpoint
-from rooftree.checkpoint.quantization import Quantization
 from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.core import EngineCore
 from rooftree.engine.executors.base import Executor
@@ -117,7 +116,11 @@ def _open(config: EngineConfig, checkpoint: Checkpoint | None) -> Checkpoint:
         from rooftree.checkpoint.open import open_checkpoint
 
         checkpoint = open_checkpoint(config.model)
-    return checkpoint if config.quantization is None else _quantized(config, checkpoint, config.quantization)
+    if config.quantization is None:
+        return checkpoint
+    from rooftree.checkpoint.quantize_on_load import quantized
+
+    return quantized(checkpoint, config.quantization)
 
 
 def _weight_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -139,14 +142,6 @@ def _packed(
             f"the system refused the memory for the weights or for steps of --max-num-batched-tokens "
             f"{config.max_num_batched_tokens} and --max-num-seqs {config.max_num_seqs}; lower them"
         ) from None
-
-
-def _quantized(config: EngineConfig, checkpoint: Checkpoint, scheme: Quantization) -> Checkpoint:
-    # Imported here: most models are run as they are.
-    from rooftree.checkpoint.quantize_on_load import quantized
-    from rooftree.engine.executors.cores import physical_cores
-
-    return quantized(checkpoint, scheme, threads=config.threads or physical_cores())
 
 
 def _scheduler(config: EngineConfig, plan: MemoryPlan, model: str) -> Scheduler:

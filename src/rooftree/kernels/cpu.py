@@ -12,6 +12,7 @@ import numpy as np
 from rooftree import _native
 from rooftree.checkpoint.base import Tensor
 from rooftree.checkpoint.formats import is_quantized, row_bytes
+from rooftree.checkpoint.quantize_on_load import RoundedTensor
 from rooftree.errors import ModelError
 from rooftree.kernels.arena import Lifetime, plan_arena
 from rooftree.kernels.ops import Floats
@@ -161,16 +162,20 @@ class CpuRecorder:
         return self._matrices[tensor.name]
 
     def _pack(self, tensor: Tensor) -> _native.PackedMatrix:
-        """Copy a tensor into tiles in pieces, so that of what it is stored as only one need be in memory."""
+        """Copy a tensor into tiles in pieces, so that of what it is stored as only one need be in memory.
+
+        What is to be rounded is rounded on the way, by native code.
+        """
         n, k = tensor.shape
-        scales = () if tensor.scales is None else (tensor.scales.values, *tensor.scales.block)
+        stored = tensor.stored if isinstance(tensor, RoundedTensor) else tensor
+        scales = () if stored.scales is None else (stored.scales.values, *stored.scales.block)
         packed = _native.PackedMatrix(FORMAT_CODES[tensor.dtype], n, k, self._memory)
-        tile_bytes = _TILE_ROWS * row_bytes(tensor.dtype, k)
+        tile_bytes = _TILE_ROWS * row_bytes(stored.dtype, k)
         rows = max(1, self._pool.size * _PIECE_BYTES // tile_bytes) * _TILE_ROWS
         for first in range(0, n, rows):
             last = min(first + rows, n)
-            packed.pack_rows(first, tensor.rows(first, last), self._pool, *scales)
-            tensor.give_back(first, last)
+            packed.pack_rows(first, FORMAT_CODES[stored.dtype], stored.rows(first, last), self._pool, *scales)
+            stored.give_back(first, last)
         return packed
 
     def embed(self, table: CpuMatrix) -> CpuValue:
