@@ -68,10 +68,10 @@ def test_a_key_given_twice_is_found(value: dict[str, int], data: st.DataObject) 
 
 
 def test_a_key_given_twice_among_very_many_is_found_at_once() -> None:
-    # Comparing each with each would take the better part of an hour.
-    keys = [f"k{index}" for index in range(200_000)]
-    body = json.dumps(dict.fromkeys(keys, 1))[:-1] + ', "k199999": 1}'
-    with pytest.raises(RequestError, match="'k199999' appears twice"):
+    # Comparing each with each would take minutes.
+    keys = [f"k{index}" for index in range(50_000)]
+    body = json.dumps(dict.fromkeys(keys, 1))[:-1] + ', "k49999": 1}'
+    with pytest.raises(RequestError, match="'k49999' appears twice"):
         parse_object(body.encode())
 
 

@@ -76,8 +76,8 @@ class InputProcessor:
                 cannot fit the context window.
         """
         if isinstance(prompt, str):
-            _check_text(prompt, "prompt")
             check_text_length(self._tokenizer, prompt, self.max_model_len, "prompt")
+            _check_text(prompt, "prompt")
             tokens = self._tokenizer.encode(prompt, add_special_tokens=True)
         else:
             tokens = list(prompt)

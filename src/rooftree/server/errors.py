@@ -9,6 +9,8 @@ import msgspec
 from rooftree.errors import EngineDeadError, RequestError
 from rooftree.server.protocol import ErrorBody, ErrorResponse
 
+_MAX_MESSAGE = 4000
+
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -24,7 +26,12 @@ def as_request_error(error: Exception) -> RequestError:
 def error_response(error: RequestError) -> ErrorResponse:
     """The error object."""
     kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return ErrorResponse(ErrorBody(error.message, kind, error.param, error.code))
+    return ErrorResponse(ErrorBody(_short(error.message), kind, error.param, error.code))
+
+
+def _short(message: str) -> str:
+    """A message may quote what a client or a chat template wrote; it is for reading all the same."""
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -17,6 +17,8 @@ import msgspec
 
 from rooftree.errors import RequestError
 
+_MAX_QUOTED = 200
+
 OffValues = Mapping[str, tuple[object, ...]]
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -107,6 +109,7 @@ def _unsupported(name: str, value: object, off: tuple[object, ...]) -> RequestEr
 def _wrong_type(message: str) -> RequestError:
     """The same as msgspec says, with the field's name picked out of ``... - at `$.name[0].part```."""
     what, _, place = message.partition(" - at ")
+    what = what if len(what) <= _MAX_QUOTED else f"{what[:_MAX_QUOTED]}...`"
     path = re.search(r"\$\.?([^`]*)", place)
     field = path.group(1) if path else ""
     missing = re.search(r"missing required field `(\w+)`", what) or re.search(r"unknown field `(.+)`", what)

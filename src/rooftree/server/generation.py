@@ -87,7 +87,8 @@ async def _one(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, RequestOutp
 
 
 async def _several(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    news: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue()
+    errors: list[Exception] = []
 
     async def forward(prompt: int) -> None:
         try:
@@ -96,10 +97,16 @@ async def _several(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, Request
                     news.put_nowait((prompt, output))
             news.put_nowait(None)
         except Exception as error:
+            errors.append(error)
             news.put_nowait(error)
 
-    tasks = [asyncio.create_task(forward(prompt)) for prompt in range(len(job.prompts))]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for prompt in range(len(job.prompts)):
+            tasks.append(asyncio.create_task(forward(prompt)))
+            await asyncio.sleep(0)  # let it start now, and others have their turn: a thousand take long
+        if errors:
+            raise errors[0]  # a refusal comes before all news of prompts that started earlier
         async for item in _until_all_ended(news, len(tasks)):
             yield item
     finally:
@@ -109,13 +116,13 @@ async def _several(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, Request
 
 
 async def _until_all_ended(
-    news: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None], running: int
+    news: asyncio.Queue[tuple[int, RequestOutput] | Exception | None], running: int
 ) -> AsyncIterator[tuple[int, RequestOutput]]:
     while running:
         item = await news.get()
         if item is None:
             running -= 1
-        elif isinstance(item, BaseException):
+        elif isinstance(item, Exception):
             raise item
         else:
             yield item

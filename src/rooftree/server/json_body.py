@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from rooftree.errors import RequestError
+from rooftree.text.json_size import check_json_size
 
 BODY_SECONDS = 60.0
 
@@ -57,7 +58,7 @@ class BodyBudget:
             self.held -= mine
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int, add: Callable[[int], None]) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limit: int, add: Callable[[int], None]) -> bytearray:
     """The whole body; ``add`` is told of each part's bytes.
 
     Raises:
@@ -79,7 +80,7 @@ async def read_body(headers: Headers, receive: Receive, limit: int, add: Callabl
         if len(body) > limit:
             raise _too_large(len(body), limit)
         if not message.get("more_body", False):
-            return bytes(body)
+            return body
 
 
 async def _next_message(receive: Receive) -> Message:
@@ -92,14 +93,15 @@ async def _next_message(receive: Receive) -> Message:
         ) from None
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object that ``body`` spells, as RFC 8259 has it.
 
     Python's own reader lets NaN, Infinity, numbers beyond a double and repeated keys pass; here none does.
 
     Raises:
-        RequestError: 400 with the place of the fault.
+        RequestError: 400 with the place of the fault; 413 for more values than can be read in a moment.
     """
+    check_json_size(body, "the body")
     try:
         value = msgspec.json.decode(body)
         # Only now, since this reader is the lenient one: it is here for the keys alone.

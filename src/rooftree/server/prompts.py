@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rooftree.engine.frontend import INLINE_CHARACTERS
 from rooftree.engine.input_processor import check_text_length
 from rooftree.errors import RequestError
 from rooftree.server.protocol import ChatMessage, to_template
+from rooftree.text.json_size import check_json_size
 
 if TYPE_CHECKING:
     from rooftree.engine.async_llm import AsyncLLM
 
 MAX_PROMPTS = 1024
+_CHARACTERS_OF_A_MESSAGE = 50
 
 
-def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str | list[int]]:
+def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """The prompts of a completion request: a text, token ids, or a list of either.
 
     Raises:
@@ -28,10 +30,10 @@ def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str
         return [prompt]
     if not prompt:
         raise RequestError("prompt is an empty list; send a text or token ids", param="prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return [ids]
-    if ids:
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
+    if int in kinds:
         raise RequestError(
             "prompt mixes token ids with whole prompts; send a list of one kind", param="prompt"
         )
@@ -39,7 +41,7 @@ def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str
         raise RequestError(
             f"prompt lists {len(prompt)} prompts; one request may bring {MAX_PROMPTS}", param="prompt"
         )
-    return [item if isinstance(item, str) else list(item) for item in prompt if not isinstance(item, int)]
+    return cast("list[str | list[int]]", prompt)
 
 
 async def chat_prompt(
@@ -63,9 +65,25 @@ async def chat_prompt(
             param="messages",
             code="context_length_exceeded",
         )
-    history = [to_template(message) for message in messages]
-    text = template.render(history, add_generation_prompt=open_answer)
-    return await encode_text(llm, text, add_special_tokens=False, param="messages")
+
+    def encode() -> list[int]:
+        # Templates are given arguments as objects, so all of them are parsed.
+        arguments = [call.function.arguments for message in messages for call in message.tool_calls or ()]
+        check_json_size("\n".join(arguments).encode(), "what tool calls have as arguments", "messages")
+        history = [to_template(message) for message in messages]
+        text = template.render(history, add_generation_prompt=open_answer)
+        return _encode(llm, text, add_special_tokens=False, param="messages")
+
+    size = sum(map(_num_characters, messages))
+    return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+def _num_characters(message: ChatMessage) -> int:
+    """Of its text, and as many as take the time of what comes with any message, part or tool call."""
+    parts = message.content if isinstance(message.content, list) else ()
+    texts = [message.content] if isinstance(message.content, str) else [part.text for part in parts]
+    texts += [call.function.arguments for call in message.tool_calls or ()]
+    return sum(map(len, texts)) + _CHARACTERS_OF_A_MESSAGE * (1 + len(texts))
 
 
 async def encode_prompts(llm: AsyncLLM, prompts: Sequence[str | list[int]]) -> list[str | list[int]]:

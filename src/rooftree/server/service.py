@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -102,6 +103,10 @@ class Service:
             self._state.llm = AsyncLLM.start(self._engine, self._stat_logger)
         ready = await self._state.llm.wait_ready()
         self._state.metrics.engine_ready(ready.block_size, ready.num_blocks)
+        # What is here by now stays: looking through it for garbage again and again would stop everything for
+        # tens of milliseconds each time.
+        gc.collect()
+        gc.freeze()
         return self._state.llm, ready
 
     async def _drain(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,8 @@ from rooftree.errors import RequestError
 from rooftree.text.messages import Message, check_messages
 from rooftree.text.template_environment import TemplateRefusalError, compile_template
 from rooftree.text.template_facts import TemplateFacts
+
+_MARK = re.compile(r"rooftreemark\d+x\d+x")
 
 
 class ChatTemplate:
@@ -147,8 +150,9 @@ class _Rendering:
             probe = self.once(marked)
         except RequestError:
             return None
+        found = set(_MARK.findall(probe))
         for index, message in enumerate(marked):
-            if message.role != "assistant" and not all(text.strip() in probe for text in message.texts):
+            if message.role != "assistant" and not found.issuperset(_MARK.findall(" ".join(message.texts))):
                 return index
         return None
 
