@@ -72,7 +72,7 @@ def costs_by_batch(model: str, batches: list[int], threads: int, steps: int) -> 
     config = EngineConfig(model=model, threads=threads, max_num_seqs=max(batches), max_model_len=steps + 64)
     checkpoint = open_checkpoint(model)
     core, _ = build_engine_core(config, checkpoint)
-    found = this_machine(threads, str(core.executor.isa))
+    found = this_machine(threads, str(core.executor.isa), core.executor.read_rate)
     model_costs = engine_costs(checkpoint, config.kv_cache_dtype)
     clock = step_clock(model_costs, found.device, found.efficiency)
     with tempfile.TemporaryDirectory() as folder:

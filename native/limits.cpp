@@ -86,17 +86,47 @@ double rate(const LimitLoops::Arithmetic& loop, const Processors& processors, in
     return static_cast<double>(loop.operations) * rounds * processors.size() / seconds;
 }
 
+// What thread i reads of a stretch: `bytes` from data + i * stride.
+struct Share {
+    const uint8_t* data;
+    size_t bytes, stride;
+};
+
+// Of stretches up to `bytes` in all. What is too small to be shared is read by every thread.
+std::vector<Share> share_out(const std::vector<Stretch>& memory, size_t threads, size_t bytes) {
+    std::vector<Share> shares;
+    for (const Stretch& stretch : memory) {
+        const size_t size = std::min(stretch.bytes, bytes);
+        const size_t part = threads ? size / threads / kReadUnit * kReadUnit : 0;
+        if (part) shares.push_back({stretch.data, part, part});
+        else shares.push_back({stretch.data, size / kReadUnit * kReadUnit, 0});
+        bytes -= size;
+    }
+    return shares;
+}
+
 }  // namespace
 
-double read_rate(const std::string& isa, const Processors& processors, size_t bytes, int tries) {
+double read_rate(const std::string& isa, const Processors& processors, const std::vector<Stretch>& memory, size_t bytes, int tries) {
     const LimitLoops& loops = limits_for(isa);
     const size_t threads = processors.size();
-    if (threads < 1 || bytes < kReadUnit * threads) throw std::invalid_argument("too few bytes to read, or no processor");
+    const std::vector<Share> shares = share_out(memory, threads, bytes);
+    size_t once = 0;
+    for (const Share& share : shares) once += share.bytes;
+    if (threads < 1 || once == 0) throw std::invalid_argument("too few bytes to read, or no processor");
+    const size_t rounds = std::max<size_t>(1, bytes / (once * threads));
+    const double seconds = best_seconds(processors, tries, [&](int i) {
+        for (size_t round = 0; round < rounds; round++)
+            for (const Share& share : shares) loops.read(share.data + i * share.stride, share.bytes);
+    });
+    return static_cast<double>(once) * rounds * threads / seconds;
+}
+
+double read_rate(const std::string& isa, const Processors& processors, size_t bytes, int tries) {
+    if (bytes < kReadUnit * processors.size()) throw std::invalid_argument("too few bytes to read");
     const Buffer data(bytes);
     std::memset(data.data(), 1, bytes);
-    const size_t share = bytes / threads / kReadUnit * kReadUnit;
-    const double seconds = best_seconds(processors, tries, [&](int i) { loops.read(data.data() + i * share, share); });
-    return static_cast<double>(share) * threads / seconds;
+    return read_rate(isa, processors, {{data.data(), bytes}}, bytes, tries);
 }
 
 double fp32_rate(const std::string& isa, const Processors& processors, int64_t rounds, int tries) {

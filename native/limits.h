@@ -9,6 +9,8 @@
 
 namespace rooftree {
 
+struct Stretch;
+
 // The loops of one instruction set: those instructions that its kernels use.
 struct LimitLoops {
     struct Arithmetic {
@@ -32,6 +34,11 @@ using Processors = std::vector<int>;
 
 // Each is of all threads together, the best of `tries`, in bytes or operations per second. Throw std::invalid_argument
 // for an instruction set that is not available, for numbers below 1, and where the system refuses the threads.
+//
+// Reading about `bytes` of what is there, all of it over and over where it is less: then it may come from a cache, as it
+// would for whoever uses it so.
+double read_rate(const std::string& isa, const Processors& processors, const std::vector<Stretch>& memory, size_t bytes, int tries);
+// Reading as many bytes of new memory once.
 double read_rate(const std::string& isa, const Processors& processors, size_t bytes, int tries);
 double fp32_rate(const std::string& isa, const Processors& processors, int64_t rounds, int tries);
 std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, const Processors& processors, int64_t rounds,

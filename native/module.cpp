@@ -97,13 +97,18 @@ NB_MODULE(_native, m) {
     m.def("quantised_row_bytes", &quantised_row_bytes, "k"_a);
 
     const nb::call_guard<nb::gil_scoped_release> no_gil;
-    m.def("read_rate", &read_rate, "isa"_a, "processors"_a, "num_bytes"_a, "tries"_a, no_gil);
+    m.def("read_rate", nb::overload_cast<const std::string&, const Processors&, size_t, int>(&read_rate), "isa"_a, "processors"_a,
+          "num_bytes"_a, "tries"_a, no_gil);
     m.def("fp32_rate", &fp32_rate, "isa"_a, "processors"_a, "rounds"_a, "tries"_a, no_gil);
     m.def("int8_rates", &int8_rates, "isa"_a, "processors"_a, "rounds"_a, "tries"_a, no_gil);
 
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("size", &ThreadPool::size);
 
-    nb::class_<WeightMemory>(m, "WeightMemory").def(nb::init<>());
+    nb::class_<WeightMemory>(m, "WeightMemory")
+        .def(nb::init<>())
+        .def("read_rate", [](const WeightMemory& memory, const std::string& isa, const Processors& processors, size_t bytes, int tries) {
+            return read_rate(isa, processors, memory.stretches(), bytes, tries);
+        }, "isa"_a, "processors"_a, "num_bytes"_a, "tries"_a, no_gil);
 
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def("__init__", [](PackedMatrix* self, int format, int64_t n, int64_t k, WeightMemory& memory) {

@@ -24,12 +24,17 @@ Buffer::~Buffer() { munmap(data_, size_ == 0 ? 1 : size_); }
 
 WeightMemory::Place WeightMemory::take(size_t bytes) {
     bytes = (bytes + 63) / 64 * 64;
-    if (!chunk_ || used_ + bytes > chunk_->size()) {
-        chunk_ = std::make_shared<Buffer>(bytes > kChunk ? bytes : kChunk);
-        used_ = 0;
-    }
-    used_ += bytes;
-    return {chunk_, chunk_->data() + used_ - bytes};
+    if (chunks_.empty() || chunks_.back().used + bytes > chunks_.back().buffer->size())
+        chunks_.push_back({std::make_shared<Buffer>(bytes > kChunk ? bytes : kChunk), 0});
+    Chunk& chunk = chunks_.back();
+    chunk.used += bytes;
+    return {chunk.buffer, chunk.buffer->data() + chunk.used - bytes};
+}
+
+std::vector<Stretch> WeightMemory::stretches() const {
+    std::vector<Stretch> all;
+    for (const Chunk& chunk : chunks_) all.push_back({chunk.buffer->data(), chunk.used});
+    return all;
 }
 
 namespace {

@@ -145,6 +145,12 @@ class Buffer {
     size_t size_;
 };
 
+// Bytes that somebody else owns.
+struct Stretch {
+    const uint8_t* data;
+    size_t bytes;
+};
+
 // Room for many matrices in few large mappings. A matrix alone is often smaller than a huge page, and with small pages
 // the processor stops reading ahead every 4 KiB. Not for several threads at once.
 class WeightMemory {
@@ -155,10 +161,16 @@ class WeightMemory {
     };
     Place take(size_t bytes);
 
+    // All that was taken so far, as it lies.
+    std::vector<Stretch> stretches() const;
+
    private:
     static constexpr size_t kChunk = size_t{64} << 20;
-    std::shared_ptr<Buffer> chunk_;
-    size_t used_ = 0;
+    struct Chunk {
+        std::shared_ptr<Buffer> buffer;
+        size_t used;
+    };
+    std::vector<Chunk> chunks_;
 };
 
 // One matrix [n, k], packed. Rows beyond n in the last tile are zero.

@@ -19,7 +19,7 @@ def philox_uniform(seed: int, counter: int) -> float: ...
 def tile_bytes(format: int, k: int) -> int: ...
 def quantised_row_bytes(k: int) -> int: ...
 def read_rate(isa: str, processors: list[int], num_bytes: int, tries: int) -> float:
-    """Bytes/s read together by a thread on each processor, best of the tries.
+    """Bytes/s read together by a thread on each processor from memory of their own, best of the tries.
 
     Raises ValueError for what cannot be, as all of these do.
     """
@@ -37,6 +37,11 @@ class ThreadPool:
 
 class WeightMemory:
     """Room for packed matrices, which keep what they use of it alive."""
+
+    def __init__(self) -> None: ...
+    def read_rate(self, isa: str, processors: list[int], num_bytes: int, tries: int) -> float:
+        """As the function of this name, from the packed matrices: once where there are more bytes than asked
+        for, else over and over."""
 
 class PackedMatrix:
     def __init__(self, format: int, n: int, k: int, memory: WeightMemory) -> None: ...

@@ -68,6 +68,9 @@ class FakeExecutor:
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
+    def read_rate(self, num_bytes: int, tries: int) -> float:
+        return 10e9
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1
         result = ModelRunnerOutput({})

@@ -170,11 +170,11 @@ def _telemetry(
         return Telemetry(epoch=epoch, log=log), []
     from rooftree.engine.this_machine import engine_costs, this_machine
 
-    machine = this_machine(executor.threads, executor.isa)
+    machine = this_machine(executor.threads, executor.isa, executor.read_rate)
     costs = engine_costs(checkpoint, config.kv_cache_dtype)
     clock = step_clock(costs, machine.device, machine.efficiency)
     rate = f"{machine.device.bandwidth / 1e9:.1f} GB/s"
-    return Telemetry(clock, costs.windows, epoch, log), [("memory bandwidth", rate, machine.origin)]
+    return Telemetry(clock, costs.windows, epoch, log), [("read bandwidth", rate, machine.origin)]
 
 
 def _warm_up(executor: Executor, checkpoint: Checkpoint) -> None:

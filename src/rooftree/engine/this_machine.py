@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -45,11 +46,15 @@ _GLANCE_ROUNDS = 200_000
 _GLANCE_TRIES = 3
 
 
-def this_machine(threads: int, isa: str, file: Path | None = None) -> Machine:
+ReadRate = Callable[[int, int], float]
+"""``Executor.read_rate``."""
+
+
+def this_machine(threads: int, isa: str, read_rate: ReadRate, file: Path | None = None) -> Machine:
     """The machine as ``rooftree probe`` measured it, else by a measurement of a tenth of a second.
 
     Args:
-        threads, isa: of the engine. Another setting than the probed one is not what was probed.
+        threads, isa, read_rate: of the engine. Another setting than the probed one is not what was probed.
         file: what ``rooftree probe`` wrote; None: where it writes.
 
     A file that is not there, is of another setting or cannot be read is passed over; ``origin`` says so,
@@ -58,43 +63,18 @@ def this_machine(threads: int, isa: str, file: Path | None = None) -> Machine:
     setting = Setting(processor_name(), threads, isa)
     file = file or default_machine_file()
     if not file.exists():
-        return _glanced(
-            setting, "limits measured at start, efficiencies assumed: rooftree probe measures them"
-        )
+        origin = "limits measured at start, efficiencies assumed: rooftree probe measures them"
+        return _glanced(setting, read_rate, origin)
     try:
         probed = read_machine(file)
     except ConfigError as error:
         logger.warning("the probed machine is passed over: %s", error)
-        return _glanced(setting, "the probe's file is broken; limits measured at start, efficiencies assumed")
+        origin = "the probe's file is broken; limits measured at start, efficiencies assumed"
+        return _glanced(setting, read_rate, origin)
     if probed.setting != setting:
-        return _glanced(
-            setting, "probed with another processor, thread count or ISA; limits measured at start"
-        )
+        origin = "probed with another processor, thread count or ISA; limits measured at start"
+        return _glanced(setting, read_rate, origin)
     return probed.machine
-
-
-def measure_device(setting: Setting, *, read_bytes: int, rounds: int, tries: int) -> DeviceSpec:
-    """The limits of this machine as a device, by loops that do nothing else (native/limits.h)."""
-    isa, threads = setting.isa, setting.threads
-    measured = f"measured on {date.today().isoformat()} with {threads} threads, {isa}"
-    processors = spread_processors(threads)
-    rates = _native.int8_rates(isa, processors, rounds, tries)
-    return DeviceSpec(
-        name=setting.cpu,
-        aliases=(THIS_MACHINE,),
-        peak_flops={
-            "fp32": _native.fp32_rate(isa, processors, rounds, tries),
-            "int8": max(rate for _, rate in rates),
-        },
-        bandwidth=_native.read_rate(isa, processors, read_bytes, tries),
-        memory_bytes=memory_bytes(),
-        sources={
-            "peak_flops": f"products in registers, {measured}",
-            "bandwidth": f"reading {read_bytes >> 20} MiB, {measured}",
-            "memory_bytes": "the system",
-        },
-        certainty="high: measured",
-    )
 
 
 def engine_costs(checkpoint: Checkpoint, kv_cache_dtype: KVCacheDType) -> ModelCosts:
@@ -102,6 +82,31 @@ def engine_costs(checkpoint: Checkpoint, kv_cache_dtype: KVCacheDType) -> ModelC
     return model_costs(stored_architecture(checkpoint), kv_dtype=CACHE_FORMATS[kv_cache_dtype])
 
 
-def _glanced(setting: Setting, origin: str) -> Machine:
-    device = measure_device(setting, read_bytes=_GLANCE_BYTES, rounds=_GLANCE_ROUNDS, tries=_GLANCE_TRIES)
+def _glanced(setting: Setting, read_rate: ReadRate, origin: str) -> Machine:
+    """The machine by loops that do nothing else (native/limits.h).
+
+    The weights are read where they lie, which takes no memory and is what the model's term for them means:
+    what steps read over and over. Weights that a cache holds come from there in steps too, and a bandwidth of
+    memory, which they exceed, would be no bound; of K and V that no cache holds it then says too much.
+    """
+    isa, threads = setting.isa, setting.threads
+    measured = f"measured on {date.today().isoformat()} with {threads} threads, {isa}"
+    processors = spread_processors(threads)
+    rates = _native.int8_rates(isa, processors, _GLANCE_ROUNDS, _GLANCE_TRIES)
+    device = DeviceSpec(
+        name=setting.cpu,
+        aliases=(THIS_MACHINE,),
+        peak_flops={
+            "fp32": _native.fp32_rate(isa, processors, _GLANCE_ROUNDS, _GLANCE_TRIES),
+            "int8": max(rate for _, rate in rates),
+        },
+        bandwidth=read_rate(_GLANCE_BYTES, _GLANCE_TRIES),
+        memory_bytes=memory_bytes(),
+        sources={
+            "peak_flops": f"products in registers, {measured}",
+            "bandwidth": f"reading the model's weights, {measured}",
+            "memory_bytes": "the system",
+        },
+        certainty="high: measured",
+    )
     return Machine(device, TYPICAL, origin)

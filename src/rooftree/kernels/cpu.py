@@ -103,11 +103,14 @@ class CpuRecorder:
 
     A recorded op is a function of the finished memory plan: a producer such as a norm learns only then which
     forms of its result (float, int8) are read, and computes no other.
+
+    Attributes:
+        memory: where the packed matrices lie.
     """
 
     def __init__(self, pool: _native.ThreadPool, *, heads: int, kv_heads: int, head_dim: int) -> None:
+        self.memory = _native.WeightMemory()
         self._pool = pool
-        self._memory = _native.WeightMemory()
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._slots: list[_SlotUse] = []
         self._ops: list[RecordedOp] = []
@@ -169,7 +172,7 @@ class CpuRecorder:
         n, k = tensor.shape
         stored = tensor.stored if isinstance(tensor, RoundedTensor) else tensor
         scales = () if stored.scales is None else (stored.scales.values, *stored.scales.block)
-        packed = _native.PackedMatrix(FORMAT_CODES[tensor.dtype], n, k, self._memory)
+        packed = _native.PackedMatrix(FORMAT_CODES[tensor.dtype], n, k, self.memory)
         tile_bytes = _TILE_ROWS * row_bytes(stored.dtype, k)
         rows = max(1, self._pool.size * _PIECE_BYTES // tile_bytes) * _TILE_ROWS
         for first in range(0, n, rows):

@@ -66,6 +66,9 @@ class _SkippingExecutor:
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self.inner.allocate_kv_cache(num_blocks)
 
+    def read_rate(self, num_bytes: int, tries: int) -> float:
+        return self.inner.read_rate(num_bytes, tries)
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.last = output
         if self.skips:

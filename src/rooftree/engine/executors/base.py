@@ -31,6 +31,10 @@ class Executor(Protocol):
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Take memory for ``num_blocks`` blocks. Raises ConfigError where the system refuses it."""
 
+    def read_rate(self, num_bytes: int, tries: int) -> float:
+        """Bytes per second at which its threads can read its weights, over and over as steps do: about
+        ``num_bytes`` of them, best of the tries. Asked only where ``isa`` is set."""
+
     @property
     def progress(self) -> int:
         """A number that changes while ``execute`` gets on; for any thread."""

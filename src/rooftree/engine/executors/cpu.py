@@ -9,7 +9,7 @@ import numpy as np
 from rooftree import _native
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.engine.config import KVCacheDType
-from rooftree.engine.executors.cores import physical_cores
+from rooftree.engine.executors.cores import physical_cores, spread_processors
 from rooftree.engine.executors.request_tables import RequestTables
 from rooftree.engine.executors.sampling_rows import RESULT_DTYPE, SamplingRows
 from rooftree.errors import ConfigError, EngineDeadError, ModelError
@@ -58,7 +58,8 @@ class CPUExecutor:
         isa: str | None = None,
     ) -> None:
         spec = checkpoint.spec
-        self.isa: str | None = choose_isa(isa)
+        self._isa = choose_isa(isa)
+        self.isa: str | None = self._isa
         if block_size % 16 or block_size <= 0:
             raise ConfigError(f"--block-size {block_size}: must be a positive multiple of 16")
         if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:
@@ -80,10 +81,11 @@ class CPUExecutor:
         )
         logits = decoder(recorder, spec, load_weights(recorder, spec, checkpoint.tensors))
         recorder.sample(logits)
+        self._weights: _native.WeightMemory | None = recorder.memory
         cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
         self._kv_cache: _native.KvCache | None = None
         self._program: _native.Program | None
-        self._program, arena_bytes = recorder.build(self.isa, max_num_batched_tokens, max_num_seqs, cos, sin)
+        self._program, arena_bytes = recorder.build(self._isa, max_num_batched_tokens, max_num_seqs, cos, sin)
         self.weight_bytes = recorder.weight_bytes
         self.kv_bytes_per_block = _native.KvCache.bytes_per_block(
             spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, self._kv_format
@@ -121,6 +123,11 @@ class CPUExecutor:
         """Write to all KV memory, so that reading it takes as long as in use; for measurements."""
         if self._kv_cache is not None:
             self._kv_cache.fill()
+
+    def read_rate(self, num_bytes: int, tries: int) -> float:
+        if self._weights is None:
+            raise EngineDeadError("the executor is closed")
+        return self._weights.read_rate(self._isa, spread_processors(self.threads), num_bytes, tries)
 
     @property
     def progress(self) -> int:
@@ -172,8 +179,8 @@ class CPUExecutor:
         return out.reshape(num_rows, self._spec.vocab_size)
 
     def close(self) -> None:
-        self._kv_cache = None
-        self._program = None  # and with it weights, KV blocks and threads
+        self._kv_cache = self._weights = None
+        self._program = None  # and with it KV blocks and threads
 
     def _open_program(self) -> _native.Program:
         if self._program is None:

@@ -56,6 +56,9 @@ class ReferenceExecutor:
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._ops.allocate_kv_cache(num_blocks, self._kv_dtype)
 
+    def read_rate(self, num_bytes: int, tries: int) -> float:
+        raise NotImplementedError("numpy's products are bound by no limit that could be measured")
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         requests: list[ReferenceRequest] = []
         tokens: list[int] = []
