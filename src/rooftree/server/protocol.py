@@ -299,6 +299,11 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+def if_any(stop_reason: int | str | None) -> int | str | UnsetType:
+    """The stop string or id that ended a choice; the field is left out where none did."""
+    return UNSET if stop_reason is None else stop_reason
+
+
 def to_template(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates read it: absent fields left out."""
     fields = {name: getattr(message, name) for name in TEMPLATE_FIELDS}
