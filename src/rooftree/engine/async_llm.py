@@ -46,7 +46,6 @@ class EngineState(StrEnum):
 
     LOADING = "LOADING"
     READY = "READY"
-    DRAINING = "DRAINING"
     STOPPED = "STOPPED"
     DEAD = "DEAD"
 
@@ -80,7 +79,6 @@ class AsyncLLM:
         self._door: InputProcessor | None = None
         self._books: OutputProcessor | None = None
         self._collectors: dict[str, OutputCollector] = {}
-        self._idle = asyncio.Event()
         self._loaded = asyncio.Event()
         self._failure: Exception | None = None
         self._attached = False
@@ -291,7 +289,6 @@ class AsyncLLM:
             collector.put(output)
             if output.finished:
                 del self._collectors[request_id]
-                self._idle.set()
 
         books.add_request(request, sink, arrival)
         self._collectors[request_id] = collector
@@ -341,7 +338,7 @@ class AsyncLLM:
                 return RequestError(
                     "the model is loading", status=503, code="loading", retry_after=_RETRY_SECONDS
                 )
-            case EngineState.DRAINING | EngineState.STOPPED:
+            case EngineState.STOPPED:
                 return RequestError("the server is shutting down", status=503, code="shutting_down")
 
     async def abort(self, request_id: str) -> None:
@@ -355,26 +352,6 @@ class AsyncLLM:
     def _send_aborts(self, core_ids: list[str]) -> None:
         if core_ids:
             self._client.send(AbortRequests(core_ids))
-
-    async def drain(self, timeout: float) -> int:
-        """Take no new requests, and give those running ``timeout`` seconds; the rest end with an error.
-
-        Returns:
-            How many had to be ended.
-        """
-        if self.state is EngineState.READY:
-            self.state = EngineState.DRAINING
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while self._collectors:
-                    self._idle.clear()
-                    await self._idle.wait()
-        left = list(self._collectors)
-        for request_id in left:
-            self._abort(
-                request_id, f"the server is shutting down; the answer was not ready after {timeout:g} s"
-            )
-        return len(left)
 
     async def shutdown(self) -> None:
         """End all requests and the engine process; idempotent. A dead engine stays DEAD."""

@@ -86,12 +86,15 @@ class EngineClient:
                 # Its last words were flushed before it ended, but may still be in ZeroMQ's own thread.
                 loop.call_soon_threadsafe(loop.call_later, 0.1, ended, status)
 
+        self._send_all()
         loop.add_reader(self._readable, drain)
         threading.Thread(target=wait, name="engine-exit", daemon=True).start()
         loop.call_soon(drain)
 
     def send(self, message: EngineInput) -> None:
-        """Send one message; never blocks. A message to a process that has ended goes nowhere."""
+        """Send one message; never blocks. What the process is not there yet to take goes to it later, once
+        there is a loop to try again on. A message to a process that has ended goes nowhere.
+        """
         self._unsent.append(self._encode(message))
         if len(self._unsent) == 1:  # else a retry is under way
             self._send_all()
