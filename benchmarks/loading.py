@@ -25,7 +25,7 @@ from model_files import FILE_HELP, model_file
 from served import Served, serve
 from side_by_side import wide_console
 
-MODELS = ("llama-1gb", "llama-1b-F16", "llama-1b-F16 --quantization q4_0")
+MODELS = ("smollm2", "llama-1gb", "llama-1b-F16", "llama-1b-F16 --quantization q4_0")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PARTS = ("weights", "activations", "KV cache")
 _READY = re.compile(r"is ready on \S+ after ([\d.]+) s \((.*)\)")
@@ -44,8 +44,9 @@ class Loading:
             which the system takes back when it needs them.
         own_peak_mib: the same without pages of files, looked at ten times a second.
         peak_ratio, own_peak_ratio: over the sum of the parts.
+        rest_mib: resident memory of the engine process once loaded: of the KV cache only what was touched.
         base_mib: resident memory of a process that has imported the engine and loaded nothing, which every
-            peak contains.
+            peak and ``rest_mib`` contain.
         api_peak_mib: highest resident memory of the process that talks to clients.
         idle_cpu: processor time of all processes at rest over the time, in shares of one processor.
     """
@@ -59,6 +60,7 @@ class Loading:
     own_peak_mib: float
     peak_ratio: float
     own_peak_ratio: float
+    rest_mib: float
     base_mib: float
     api_peak_mib: float
     idle_cpu: float
@@ -79,7 +81,8 @@ def measure(model: str, args: argparse.Namespace, log: Path) -> Loading:
         states = served.processes()
         idle = (sum(state.cpu_seconds for state in states) - before) / (time.monotonic() - begin)
     seconds, phases, parts = startup(log.read_text())
-    peak = next(state.peak_mib for state in states if state.role == "engine")
+    engine = next(state for state in states if state.role == "engine")
+    peak = engine.peak_mib
     return Loading(
         model=model,
         file_bytes=file_bytes,
@@ -90,6 +93,7 @@ def measure(model: str, args: argparse.Namespace, log: Path) -> Loading:
         own_peak_mib=watcher.peak_mib,
         peak_ratio=peak / sum(parts.values()),
         own_peak_ratio=watcher.peak_mib / sum(parts.values()),
+        rest_mib=engine.rss_mib,
         base_mib=base_mib(),
         api_peak_mib=next(state.peak_mib for state in states if state.role == "API"),
         idle_cpu=idle,
@@ -166,13 +170,14 @@ def show(results: list[Loading], facts: Machine) -> None:
         "ratio",
         "with file",
         "ratio",
+        "at rest",
         "idle CPU",
     ):
         table.add_column(heading, justify="right")
     for r in results:
         cells = (f"{r.file_bytes / 1e9:.2f}", f"{r.seconds:.2f}", f"{sum(r.parts_mib.values()):.0f}")
         own = (f"{r.own_peak_mib:.0f}", f"{r.own_peak_ratio:.2f}")
-        whole = (f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}")
+        whole = (f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}", f"{r.rest_mib:.0f}")
         table.add_row(r.model, *cells, f"{r.base_mib:.0f}", *own, *whole, f"{r.idle_cpu:.2%}")
     console = wide_console()
     console.print(table)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -52,6 +54,44 @@ def test_a_log_that_is_there_is_kept_once(tmp_path: Path) -> None:
     assert [line.at for line in read(path)] == [2]
     assert [line.at for line in read(tmp_path / "steps.1")] == [1]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["steps", "steps.1"]
+
+
+def test_a_pipe_without_a_reader_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"--step-log .*pipe: nobody reads this pipe; start its reader"):
+        StepLog(tmp_path / "pipe")
+
+
+def test_a_pipe_gets_the_records(tmp_path: Path) -> None:
+    """More than it holds: the log's thread waits for the reader, the step loop does not."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    log = StepLog(path)
+    for number in range(2000):
+        log.add(record(number))
+    got: list[bytes] = []
+    closing = threading.Thread(target=log.close)
+    closing.start()
+    while part := os.read(reader, 1 << 16):
+        got.append(part)
+    closing.join()
+    os.close(reader)
+    lines = b"".join(got).splitlines()
+    assert [msgspec.json.decode(line, type=StepRecord).at for line in lines] == list(range(2000))
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_pipe_whose_reader_leaves_ends_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = StepLog(path)
+    os.close(reader)
+    log.add(record(1))
+    log.close()
+    assert "ends here" in caplog.text
 
 
 def test_a_full_file_makes_room_for_the_next(tmp_path: Path) -> None:

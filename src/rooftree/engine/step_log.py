@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections import deque
 from io import FileIO
@@ -22,11 +24,21 @@ _PENDING = 1 << 15
 _FLUSH_SECONDS = 0.5
 
 
+_NO_READER = "nobody reads this pipe; start its reader first"
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """As ``open`` does, but a pipe that nobody reads is an error (ENXIO), not a wait."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 class StepLog:
     """Takes records in the step loop's thread and writes them in one of its own, twice a second.
 
     A disk that fails or cannot keep up costs lines and a warning, nothing else. A file that is there already
-    becomes ``NAME.1``, so that a log is of one engine.
+    becomes ``NAME.1``, so that a log is of one engine. A pipe must have a reader already.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -44,7 +56,8 @@ class StepLog:
         try:
             self._file = self._open()
         except OSError as error:
-            raise ConfigError(f"--step-log {path}: {error.strerror or error}") from None
+            reason = _NO_READER if error.errno == errno.ENXIO else error.strerror or error
+            raise ConfigError(f"--step-log {path}: {reason}") from None
         self._thread = threading.Thread(target=self._run, name="step-log", daemon=True)
         self._thread.start()
 
@@ -64,7 +77,7 @@ class StepLog:
         if self._path.is_file() and self._path.stat().st_size:
             self._path.replace(f"{self._path}.1")
         self._size = 0
-        return FileIO(self._path, "w")
+        return FileIO(self._path, "w", opener=_open_at_once)
 
     def _run(self) -> None:
         try:
