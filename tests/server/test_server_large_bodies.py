@@ -1,4 +1,4 @@
-"""The largest bodies, whatever is in them: refused before they cost much, and nobody else waits for them."""
+"""The largest bodies and answers: nobody else waits for them, and what is not needed is refused at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fake_llm import TEMPLATE, FakeLLM
 from server_rig import RunningServer, running_server
 
 from rooftree.sampling.params import SamplingParams
-from rooftree.server import json_body, prompts, requests
+from rooftree.server import completions, json_body, prompts, requests
 from rooftree.server.config import ServerConfig
 from rooftree.server.generation import Job, Tally, generate
 from rooftree.text.chat_template import ChatTemplate
@@ -176,6 +176,17 @@ def test_others_are_answered_while_a_long_conversation_is_rendered(messages: lis
         check_others_are_answered(
             gate, server, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}
         )
+
+
+def test_others_are_answered_while_the_logprobs_of_a_long_answer_are_spelt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    spell = gate.before(completions.completion_logprobs, lambda positions: len(positions) > 1)
+    monkeypatch.setattr(completions, "completion_logprobs", spell)
+    with running_server(FakeLLM(), ServerConfig()) as server:
+        body = {"prompt": "hi", "max_tokens": 100, "logprobs": 1}
+        check_others_are_answered(gate, server, "/v1/completions", body)
 
 
 def test_others_have_their_turn_while_very_many_prompts_are_started() -> None:

@@ -45,9 +45,9 @@ class ErrorAnswer(JsonAnswer):
 
 
 class GeneratedAnswer:
-    """A body that generation has yet to make."""
+    """A body that generation has yet to make: JSON."""
 
-    def __init__(self, state: ServerState, request_id: str, work: Coroutine[Any, Any, object]) -> None:
+    def __init__(self, state: ServerState, request_id: str, work: Coroutine[Any, Any, bytes]) -> None:
         self._state = state
         self._request_id = request_id
         self._work = work
@@ -55,7 +55,7 @@ class GeneratedAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for it and send it, or the error that prevented it."""
         try:
-            value = await self._state.inflight.run(receive, self._work)
+            body = await self._state.inflight.run(receive, self._work)
         except ClientGone:
             log.info("%s aborted: the client left", self._request_id)
             return
@@ -63,7 +63,7 @@ class GeneratedAnswer:
             log_defect(self._request_id, error)
             await ErrorAnswer(self._state, as_request_error(error))(scope, receive, send)
             return
-        await JsonAnswer(value)(scope, receive, send)
+        await JsonAnswer(body)(scope, receive, send)
 
 
 class EventStream:

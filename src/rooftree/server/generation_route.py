@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 Body = TypeVar("Body", ChatCompletionRequest, CompletionRequest)
 Part = TypeVar("Part")
+
+# The log-probabilities of fewer are spelt within a millisecond or two.
+_INLINE_POSITIONS = 64
 
 _encode = msgspec.json.Encoder().encode
 
@@ -100,10 +104,15 @@ def answer(
     return GeneratedAnswer(asked.state, asked.id, _whole(asked, job, shape))
 
 
-async def _whole(asked: Asked, job: Job, shape: Shape[Part]) -> msgspec.Struct:
+async def _whole(asked: Asked, job: Job, shape: Shape[Part]) -> bytes:
     tally = Tally()
     choices = await gather(asked.llm, job, tally)
-    return shape.whole(choices, tally.usage())
+
+    def spell() -> bytes:
+        return _encode(shape.whole(choices, tally.usage()))
+
+    num_positions = sum(len(choice.logprobs) for choice in choices if choice.logprobs is not None)
+    return spell() if num_positions <= _INLINE_POSITIONS else await asyncio.to_thread(spell)
 
 
 async def _events(asked: Asked, job: Job, shape: Shape[Part]) -> AsyncGenerator[bytes, None]:
