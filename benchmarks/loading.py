@@ -171,13 +171,14 @@ def show(results: list[Loading], facts: Machine) -> None:
         "with file",
         "ratio",
         "at rest",
+        "API process",
         "idle CPU",
     ):
         table.add_column(heading, justify="right")
     for r in results:
         cells = (f"{r.file_bytes / 1e9:.2f}", f"{r.seconds:.2f}", f"{sum(r.parts_mib.values()):.0f}")
         own = (f"{r.own_peak_mib:.0f}", f"{r.own_peak_ratio:.2f}")
-        whole = (f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}", f"{r.rest_mib:.0f}")
+        whole = (f"{r.peak_mib:.0f}", f"{r.peak_ratio:.2f}", f"{r.rest_mib:.0f}", f"{r.api_peak_mib:.0f}")
         table.add_row(r.model, *cells, f"{r.base_mib:.0f}", *own, *whole, f"{r.idle_cpu:.2%}")
     console = wide_console()
     console.print(table)

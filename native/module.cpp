@@ -114,6 +114,10 @@ NB_MODULE(_native, m) {
         .def("__init__", [](PackedMatrix* self, int format, int64_t n, int64_t k, WeightMemory& memory) {
             new (self) PackedMatrix(static_cast<Format>(format), n, k, memory);
         }, "format"_a, "n"_a, "k"_a, "memory"_a)
+        .def_prop_ro("tiles", [](nb::handle_t<PackedMatrix> self) {
+            const PackedMatrix& matrix = nb::cast<const PackedMatrix&>(self);
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(matrix.place.data, {matrix.num_bytes()}, self);
+        })
         .def_prop_ro("n", [](const PackedMatrix& p) { return p.n; })
         .def_prop_ro("k", [](const PackedMatrix& p) { return p.k; })
         .def_prop_ro("nbytes", &PackedMatrix::num_bytes)

@@ -51,6 +51,9 @@ class PackedMatrix:
     def k(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def tiles(self) -> _Bytes:
+        """The packed bytes where they lie (native/pack.h), read-only."""
     def pack_rows(
         self,
         first: int,
