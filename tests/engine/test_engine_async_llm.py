@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import msgspec
 import pytest
 from async_rig import at_rest, collect, greedy, run, running
 from engine_fakes import StatRecorder, foretell, make_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rooftree.engine.messages import AddRequest, EngineCoreRequest, EngineInput
 from rooftree.errors import RequestError
 
 
@@ -27,6 +29,28 @@ def test_answers_equal_those_of_llm_in_process():
             await at_rest(llm)
 
     run(test)
+
+
+def test_the_prompt_of_many_choices_crosses_once():
+    async def test() -> None:
+        async with running() as llm:
+            sent: list[bytes] = []
+            encode = llm._client._encode
+            llm._client._encode = lambda message: sent.append(encode(message)) or sent[-1]
+            output = await collect(llm, "r", [1] * 400, greedy(2, n=20))
+            assert len(output.outputs) == 20
+            assert len(sent) == 1
+            assert len(sent[0]) < 2000
+            await at_rest(llm)
+
+    run(test)
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(0, 2**64 - 1)), min_size=1))
+def test_choices_cross_as_they_are(choices: list[tuple[str, int]]):
+    asked = [EngineCoreRequest(name, [1, 2], greedy(), 8, seed, (3,), -1, "salt") for name, seed in choices]
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(AddRequest.of(asked)), type=EngineInput)
+    assert list(message.choices()) == asked
 
 
 def test_closing_a_generator_ends_its_request():

@@ -17,6 +17,7 @@ from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.frontend import INLINE_CHARACTERS, Frontend, load_frontend
 from rooftree.engine.messages import (
     AbortRequests,
+    AddRequest,
     EngineBeat,
     EngineCoreOutputs,
     EngineFailed,
@@ -293,8 +294,7 @@ class AsyncLLM:
         books.add_request(request, sink, arrival)
         self._collectors[request_id] = collector
         try:
-            for choice in request.choices:
-                self._client.send(choice)
+            self._client.send(AddRequest.of(request.choices))
         except BaseException:
             self._abort(request_id, None)  # what cannot be sent must not stay in the books
             raise

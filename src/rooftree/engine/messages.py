@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
+from msgspec.structs import replace
 
 from rooftree.sampling.params import SamplingParams
 from rooftree.scheduler.request import FinishReason
 
 
-class EngineCoreRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
-    """One generation to run (a request with n choices arrives as n of these).
+class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One generation to run (a request with n choices is n of these).
 
     Attributes:
         eos_token_ids: ids that end the answer unless ``params.ignore_eos``.
@@ -28,6 +31,29 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=Tr
     cache_salt: str = ""
 
 
+class AddRequest(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
+    """A request's choices. They differ in ``request_id`` and ``seed`` alone, so their prompt crosses once.
+
+    Attributes:
+        others: id and seed of every choice but the first.
+    """
+
+    first: EngineCoreRequest
+    others: list[tuple[str, int]] = []
+
+    @classmethod
+    def of(cls, choices: Sequence[EngineCoreRequest]) -> AddRequest:
+        """The message for these choices of one request, of which there is at least one."""
+        first, *others = choices
+        return cls(first, [(choice.request_id, choice.seed) for choice in others])
+
+    def choices(self) -> Iterator[EngineCoreRequest]:
+        """The choices again, in order."""
+        yield self.first
+        for request_id, seed in self.others:
+            yield replace(self.first, request_id=request_id, seed=seed)
+
+
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """Stop these generations; unknown ids are ignored (they may just have ended)."""
 
@@ -38,7 +64,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process after the current step."""
 
 
-EngineInput = EngineCoreRequest | AbortRequests | Shutdown
+EngineInput = AddRequest | AbortRequests | Shutdown
 
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ from rooftree.engine.channel import EngineChannel
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.messages import (
     AbortRequests,
+    AddRequest,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineFailed,
@@ -78,8 +79,9 @@ def serve(core: Core, channel: EngineChannel) -> None:
 def _apply(core: Core, message: EngineInput) -> bool:
     """Pass one message on; False when it says to stop."""
     match message:
-        case EngineCoreRequest():
-            core.add_request(message)
+        case AddRequest():
+            for choice in message.choices():
+                core.add_request(choice)
         case AbortRequests():
             core.abort_requests(message.request_ids)
         case Shutdown():
