@@ -1,4 +1,4 @@
-"""How far Rooftree's and llama.cpp's next-token distributions lie from the fp32 model of the same weights.
+"""How far Rooftree's and its peers' next-token distributions lie from the fp32 model of the same weights.
 
 Every engine reads the same windows of real text; at each position its distribution is held against that of
 the dequantised weights computed in plain float32 (``fp32_model``): KL(fp32 || engine), agreement of the most
@@ -55,7 +55,7 @@ class LlamaCppLogits:
 
 
 def engines(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Engine]:
-    """What is measured, by name: our kernels and KV cache formats, and llama.cpp with fp16."""
+    """What is measured, by name: our kernels and KV cache formats, llama.cpp with fp16, transformers."""
     found: dict[str, Engine] = {}
     for isa in args.isa or _native.supported_isas():
         for dtype in args.kv_cache_dtype:
@@ -64,6 +64,11 @@ def engines(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Engin
             )
     if not args.no_llamacpp:
         found["llama.cpp, fp16"] = LlamaCppLogits(args.file, length=args.window, threads=args.threads)
+    if args.transformers:
+        from transformers_peer import TransformersLogits
+
+        name = f"transformers, {args.transformers}"
+        found[name] = TransformersLogits(args.file, threads=args.threads, dtype=args.transformers)
     return found
 
 
@@ -127,7 +132,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--kv-cache-dtype", action="append", choices=get_args(KVCacheDType), help="default: fp16"
     )
-    parser.add_argument("--no-llamacpp", action="store_true", help="measure Rooftree only")
+    parser.add_argument("--no-llamacpp", action="store_true", help="llama.cpp reads GGUF files only")
+    parser.add_argument(
+        "--transformers", metavar="DTYPE", help="measure transformers too, such as bfloat16, on a folder"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     args.file = model_file(args.file)

@@ -8,6 +8,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from numpy import float32
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
@@ -25,9 +27,7 @@ class TransformersSpeed:
     """
 
     def __init__(self, folder: Path, *, threads: int, dtype: str) -> None:
-        torch.set_num_threads(threads)
-        disable_progress_bar()
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self._model = _load(folder, threads, dtype)
         self.aside_seconds = 0.0
         self._cached: list[list[int]] = []
         self._cache: Any = None
@@ -73,3 +73,27 @@ class TransformersSpeed:
     def close(self) -> None:
         """Give its memory back."""
         self._model = self._cache = None
+
+
+class TransformersLogits:
+    """Logits at every position of a text, by one forward pass.
+
+    Args:
+        dtype: of weights and activations, a name of torch's.
+    """
+
+    def __init__(self, folder: Path, *, threads: int, dtype: str) -> None:
+        self._model = _load(folder, threads, dtype)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[float32]:
+        """(positions, vocab)."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        values: NDArray[float32] = logits[0].float().numpy()
+        return values
+
+
+def _load(folder: Path, threads: int, dtype: str) -> Any:
+    torch.set_num_threads(threads)
+    disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()

@@ -1,9 +1,50 @@
-// The AVX-512 kernels, with BF16 weights multiplied in bf16: dpbf16 of weight pairs and inputs rounded to pairs.
+// The AVX-512 kernels, with BF16 weights and BF16 K and V multiplied in bf16: dpbf16 of stored pairs and what meets them
+// (inputs, queries, weights of positions) rounded to pairs.
 #define ROOFTREE_ISA avx512_bf16
 #include "simd/avx512.h"
 
+#include "exp_impl.h"
 #include "kernels.h"
+#include "kv_impl.h"
 #include "tile_output.h"
+
+namespace rooftree::avx512_bf16 {
+
+// BF16 elements that are multiplied as they are stored.
+struct PairedKv {
+    uint16_t bits;
+    static constexpr int depth = 2;
+    static constexpr bool scaled = false;
+};
+
+template <>
+struct Products<PairedKv> {
+    using Factor = uint16_t;
+    using Vector = __m512bh;
+    static constexpr bool widened = false;
+    static Vector load(const PairedKv* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
+    static Vector spread(const Factor* x) {
+        int32_t word;
+        std::memcpy(&word, x, 4);
+        return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
+    }
+    static F add(Vector x, Vector y, F sum) { return _mm512_dpbf16_ps(sum, y, x); }
+    static void put(Factor* out, F v) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+    }
+    // n: a multiple of 8.
+    static const Factor* factors(const float* x, int n, void* room) {
+        Factor* out = static_cast<Factor*>(room);
+        int i = 0;
+        for (; i + N <= n; i += N) put(out + i, Simd::load(x + i));
+        if (i < n) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), reinterpret_cast<__m128i>(_mm256_cvtneps_pbh(_mm256_loadu_ps(x + i))));
+        return out;
+    }
+};
+
+}  // namespace rooftree::avx512_bf16
+
+#include "attention_impl.h"
 
 namespace rooftree {
 
@@ -67,6 +108,11 @@ void round_rows(const uint8_t* x, size_t stride, int m, int64_t k, uint8_t* out)
     }
 }
 
+void attention(KvFormat format, const AttentionArgs& args) {
+    if (format == KvFormat::BF16) return avx512_bf16::attention_typed<avx512_bf16::PairedKv>(args);
+    avx512_kernels().attention(format, args);
+}
+
 }  // namespace
 
 const Kernels& avx512_bf16_kernels() {
@@ -75,6 +121,7 @@ const Kernels& avx512_bf16_kernels() {
         changed.name = "avx512_bf16";
         changed.tile_product = tile_product;
         changed.round_rows = round_rows;
+        changed.attention = attention;
         return changed;
     }();
     return kernels;

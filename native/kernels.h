@@ -21,15 +21,17 @@ constexpr int kKvGroup = 16;
 constexpr int kMaxHeadDim = 512;
 // Query rows that share one pass over a KV head.
 constexpr int kMaxAttentionRows = 48;
+// Groups that are widened to float at a time: they stay in the first-level cache while all rows use them.
+constexpr int kWideGroups = 2;
 
-enum class KvFormat : int { F16 = 0, F32 = 1, I8 = 2, F8 = 3 };
+enum class KvFormat : int { F16 = 0, F32 = 1, I8 = 2, F8 = 3, BF16 = 4 };
 
 // Bytes of one head's K (or V) in one block. The 8-bit formats append a float scale for each position: with a scale
 // shared by positions, an element would depend on which tokens came after it, and so an answer on its chunking.
 inline size_t kv_head_bytes(KvFormat format, int head_dim, int block_size) {
     const size_t elements = static_cast<size_t>(head_dim) * block_size;
     switch (format) {
-        case KvFormat::F16: return 2 * elements;
+        case KvFormat::F16: case KvFormat::BF16: return 2 * elements;
         case KvFormat::F32: return 4 * elements;
         case KvFormat::I8: case KvFormat::F8: return elements + sizeof(float) * block_size;
     }
@@ -45,8 +47,8 @@ struct AttentionArgs {
     int window;               // positions a row sees, itself included; 0: all
     const int32_t* blocks;    // block table of the sequence
     int block_size;
-    const uint8_t* k;         // head's K in block 0: [head_dim, block_size]
-    const uint8_t* v;         // head's V in block 0: [block_size, head_dim]
+    const uint8_t* k;         // head's K in block 0: [head_dim, block_size]; BF16: [head_dim / 2, block_size, 2]
+    const uint8_t* v;         // head's V in block 0: [block_size, head_dim]; BF16: [block_size / 2, head_dim, 2]
     size_t block_stride;      // bytes from a block to the next, for K and V
     int first_partition, end_partition;
     int next_partition;       // the one that this thread will probably read after them
@@ -58,8 +60,9 @@ struct AttentionArgs {
     float* acc;               // [rows, head_dim] running weighted sum of V; start: 0
 };
 
+// Scores, sums of V, K or V widened, queries narrowed to half their size.
 inline size_t attention_scratch_floats(int head_dim) {
-    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + 4 * kKvGroup * head_dim;
+    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + (kWideGroups * kKvGroup + kMaxAttentionRows / 2) * head_dim;
 }
 
 // Where the products of a tile's 16 rows with a token go: y[t * stride + r].

@@ -7,51 +7,11 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "exp_impl.h"
+#include "kv_impl.h"
+#include "attention_impl.h"
 
 namespace rooftree::ROOFTREE_ISA {
-
-using F = Simd::F;
-constexpr int N = Simd::N;
-
-// Below it, exp is no normal number.
-constexpr float kExpLow = -87.33f;
-
-// exp(x) = p * 2^n for x within [kExpLow, 89], by Cody-Waite reduction and a degree-6 polynomial.
-static inline F exp_parts(F clamped, F& n) {
-    n = Simd::round(clamped * Simd::set1(1.44269504f));
-    F r = Simd::fma(n, Simd::set1(-0.693359375f), clamped);
-    r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
-    F p = Simd::set1(1.9875691500e-4f);
-    p = Simd::fma(p, r, Simd::set1(1.3981999507e-3f));
-    p = Simd::fma(p, r, Simd::set1(8.3334519073e-3f));
-    p = Simd::fma(p, r, Simd::set1(4.1665795894e-2f));
-    p = Simd::fma(p, r, Simd::set1(1.6666665459e-1f));
-    p = Simd::fma(p, r, Simd::set1(5.0000001201e-1f));
-    return Simd::fma(p, r * r, r) + Simd::set1(1.0f);
-}
-
-// exp with a relative error below 2e-7; exactly 1 at 0, exactly 0 below the smallest normal result (-inf included),
-// infinite above 88.4.
-static inline F vexp(F x) {
-    const F low = Simd::set1(kExpLow);
-    F n;
-    const F p = exp_parts(Simd::min(Simd::max(x, low), Simd::set1(89.0f)), n);
-    return Simd::zero_where_less(x, low, Simd::scale_by_power(p, n));
-}
-
-// The same bits where x is never above 0, with less work.
-static inline F vexp_of_differences(F x) {
-    const F low = Simd::set1(kExpLow);
-    F n;
-    const F p = exp_parts(Simd::max(x, low), n);
-    return Simd::zero_where_less(x, low, Simd::scale_to_normal(p, n));
-}
-
-static inline float sexp(float x) {
-    float lanes[N];
-    Simd::store(lanes, vexp(Simd::set1(x)));
-    return lanes[0];
-}
 
 static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
     F sum = Simd::zero();
@@ -67,9 +27,6 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
     for (i = 0; i + N <= n; i += N) Simd::store(y + i, Simd::load(x + i) * scale * Simd::load(weight + i));
     for (; i < n; i++) y[i] = x[i] * inverse * weight[i];
 }
-
-// A block whose largest magnitude is under this counts as zero: 127 / magnitude would overflow.
-constexpr float kLeastMagnitude = 1e-36f;
 
 static void quantise(const float* x, int64_t first, int64_t count, const QuantisedRow& out) {
     for (int64_t i = 0; i < count; i++) {
@@ -122,78 +79,7 @@ static void rope(float* x, const float* cos, const float* sin, int head_dim, flo
     }
 }
 
-// ---- KV cache -------------------------------------------------------------------------------------------------
-
-// An element of the cache, by format: its type, how vectors of it are read, whether positions carry scales.
-struct HalfKv {
-    uint16_t bits;
-    static constexpr bool scaled = false;
-    static F load(const HalfKv* p) { return Simd::load_f16(&p->bits); }
-    static float value(HalfKv x) { return half_to_float(x.bits); }
-};
-struct FloatKv {
-    float bits;
-    static constexpr bool scaled = false;
-    static F load(const FloatKv* p) { return Simd::load(&p->bits); }
-    static float value(FloatKv x) { return x.bits; }
-};
-struct Int8Kv {
-    int8_t bits;
-    static constexpr bool scaled = true;
-    static constexpr float largest = 127.0f, unit = 1.0f;
-    static F load(const Int8Kv* p) { return Simd::load_int8(&p->bits); }
-    static float value(Int8Kv x) { return x.bits; }
-    static Int8Kv from(float x) { return {static_cast<int8_t>(__builtin_rintf(x))}; }
-};
-struct Fp8Kv {
-    uint8_t bits;
-    static constexpr bool scaled = true;
-    static constexpr float largest = kE4m3Max, unit = kE4m3HalfScale;  // `load` leaves the unit to the scale
-    static F load(const Fp8Kv* p) { return Simd::load_e4m3_unscaled(&p->bits); }
-    static float value(Fp8Kv x) { return half_to_float(e4m3_to_half_bits(x.bits)); }
-    static Fp8Kv from(float x) { return {float_to_e4m3(x)}; }
-};
-
-// Narrows n values to the cache's type; returns the position's scale (1 where the format has none).
-// Half precision saturates: a masked position can then never spread infinity. (min and max give their second operand
-// where one is NaN: NaN stays NaN.)
-static inline float narrow(const float* x, int n, HalfKv* out) {
-    int i = 0;
-    for (; i + N <= n; i += N)
-        Simd::store_f16(&out[i].bits, Simd::max(Simd::set1(-kHalfMax), Simd::min(Simd::set1(kHalfMax), Simd::load(x + i))));
-    for (; i < n; i++) out[i].bits = float_to_half(x[i] > kHalfMax ? kHalfMax : x[i] < -kHalfMax ? -kHalfMax : x[i]);
-    return 1.0f;
-}
-static inline float narrow(const float* x, int n, FloatKv* out) {
-    std::memcpy(out, x, n * sizeof(float));
-    return 1.0f;
-}
-template <typename Kv>
-static inline float narrow(const float* x, int n, Kv* out) {
-    float amax = 0.0f, poison = 0.0f;
-    for (int i = 0; i < n; i++) {
-        amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
-        poison += x[i] * 0.0f;  // NaN if any value is NaN or infinite
-    }
-    const bool usable = poison == 0.0f && amax >= kLeastMagnitude;
-    for (int i = 0; i < n; i++) out[i] = usable ? Kv::from(x[i] * (Kv::largest / amax)) : Kv{};
-    return usable ? amax / Kv::largest * Kv::unit : poison;
-}
-
-template <typename Kv>
-static void write_kv_typed(const float* k, const float* v, int head_dim, int block_size, int slot, uint8_t* k_block, uint8_t* v_block) {
-    Kv column[kMaxHeadDim];
-    Kv* k_out = reinterpret_cast<Kv*>(k_block);
-    Kv* v_out = reinterpret_cast<Kv*>(v_block);
-    const float k_scale = narrow(k, head_dim, column);
-    for (int d = 0; d < head_dim; d++) k_out[d * block_size + slot] = column[d];
-    const float v_scale = narrow(v, head_dim, v_out + slot * head_dim);
-    if constexpr (Kv::scaled) {
-        reinterpret_cast<float*>(k_out + head_dim * block_size)[slot] = k_scale;
-        reinterpret_cast<float*>(v_out + head_dim * block_size)[slot] = v_scale;
-    }
-}
-
+// ---- KV cache ---
 static void write_kv(KvFormat format, const float* k, const float* v, int head_dim, int block_size, int slot,
                      uint8_t* k_block, uint8_t* v_block) {
     switch (format) {
@@ -201,14 +87,19 @@ static void write_kv(KvFormat format, const float* k, const float* v, int head_d
         case KvFormat::F32: return write_kv_typed<FloatKv>(k, v, head_dim, block_size, slot, k_block, v_block);
         case KvFormat::I8: return write_kv_typed<Int8Kv>(k, v, head_dim, block_size, slot, k_block, v_block);
         case KvFormat::F8: return write_kv_typed<Fp8Kv>(k, v, head_dim, block_size, slot, k_block, v_block);
+        case KvFormat::BF16: return write_kv_typed<Bf16Kv>(k, v, head_dim, block_size, slot, k_block, v_block);
     }
 }
 
-}  // namespace rooftree::ROOFTREE_ISA
-
-#include "attention_impl.h"
-
-namespace rooftree::ROOFTREE_ISA {
+static void attention(KvFormat format, const AttentionArgs& args) {
+    switch (format) {
+        case KvFormat::F16: return attention_typed<HalfKv>(args);
+        case KvFormat::F32: return attention_typed<FloatKv>(args);
+        case KvFormat::I8: return attention_typed<Int8Kv>(args);
+        case KvFormat::F8: return attention_typed<Fp8Kv>(args);
+        case KvFormat::BF16: return attention_typed<Bf16Kv>(args);
+    }
+}
 
 // ---- sampling -------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@
 namespace rooftree {
 
 // [block][layer][K, V][kv_head]: of each head K as [head_dim][block_size], V as [block_size][head_dim]. Positions are
-// the lanes when scores are computed, channels when values are summed: neither needs a horizontal reduction. All layers
-// of a block lie together, so that a block first used touches one stretch of fresh memory, not one in every layer.
+// the lanes when scores are computed, channels when values are summed: neither needs a horizontal reduction. BF16 lies in
+// pairs of channels (K) and of positions (V), as products of pairs read it: [head_dim / 2][block_size][2] and
+// [block_size / 2][head_dim][2]. All layers of a block lie together, so that a block first used touches one stretch of
+// fresh memory, not one in every layer.
 class KvCache {
    public:
     KvCache(int layers, int kv_heads, int head_dim, int block_size, KvFormat format, int64_t num_blocks);

@@ -63,6 +63,13 @@ static inline uint32_t float_to_bits(float f) {
 
 static inline float bf16_to_float(uint16_t h) { return bits_to_float(static_cast<uint32_t>(h) << 16); }
 
+// Round to nearest even; overflow gives infinity, NaN a quiet one.
+static inline uint16_t float_to_bf16(float f) {
+    const uint32_t bits = float_to_bits(f);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1);
+    return static_cast<uint16_t>(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded) >> 16);
+}
+
 static inline float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
     const uint32_t exponent = (h >> 10) & 31;
@@ -111,7 +118,8 @@ static inline uint8_t float_to_e4m3(float f) {
     return static_cast<uint8_t>(sign | (rounded >> 20));
 }
 
-// Largest finite half: K and V are clamped to it, so that a masked position can never spread infinity.
+// Largest finite half and bf16: K and V are clamped to them, so that a masked position can never spread infinity.
 constexpr float kHalfMax = 65504.0f;
+constexpr float kBf16Max = 0x1.fep127f;
 
 }  // namespace rooftree

@@ -10,7 +10,7 @@ from rooftree.checkpoint.quantization import Quantization
 from rooftree.errors import ConfigError
 from rooftree.scheduler.config import SchedulerConfig
 
-KVCacheDType = Literal["fp16", "fp32", "int8", "fp8"]
+KVCacheDType = Literal["fp16", "fp32", "int8", "fp8", "bf16"]
 Policy = Literal["fcfs", "priority"]
 
 
