@@ -25,6 +25,7 @@ from rooftree.checkpoint.open import open_checkpoint
 from rooftree.engine.builder import build_engine_core
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.core import EngineCore
+from rooftree.engine.kv_cache_dtype import kv_cache_dtype
 from rooftree.engine.messages import EngineCoreRequest, StepTotals
 from rooftree.engine.step_log import StepLog
 from rooftree.engine.telemetry import Telemetry
@@ -73,7 +74,7 @@ def costs_by_batch(model: str, batches: list[int], threads: int, steps: int) -> 
     checkpoint = open_checkpoint(model)
     core, _ = build_engine_core(config, checkpoint)
     found = this_machine(threads, str(core.executor.isa), core.executor.read_rate)
-    model_costs = engine_costs(checkpoint, config.kv_cache_dtype)
+    model_costs = engine_costs(checkpoint, kv_cache_dtype(config, checkpoint))
     clock = step_clock(model_costs, found.device, found.efficiency)
     with tempfile.TemporaryDirectory() as folder:
         for batch in batches:

@@ -92,6 +92,7 @@ NB_MODULE(_native, m) {
     m.attr("MAX_TOP_LOGPROBS") = kMaxTopLogprobs;
     m.attr("PARTITION") = kPartition;
     m.def("supported_isas", &supported_isas);
+    m.def("multiplies_bf16", [](const std::string& isa) { return kernels_for(isa).round_rows != nullptr; }, "isa"_a);
     m.def("philox_uniform", &philox_uniform, "seed"_a, "counter"_a);
     m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(static_cast<Format>(format), k); }, "format"_a, "k"_a);
     m.def("quantised_row_bytes", &quantised_row_bytes, "k"_a);

@@ -19,7 +19,7 @@ from rooftree.checkpoint.base import DType
 from rooftree.checkpoint.gguf_model import ARCHITECTURES as GGUF_ARCHITECTURES
 from rooftree.checkpoint.hf_config import ARCHITECTURES as HF_ARCHITECTURES
 from rooftree.cli.main import COMMANDS, cli
-from rooftree.engine.config import KVCacheDType
+from rooftree.engine.config import KVCacheChoice
 from rooftree.kernels.cpu import FORMAT_CODES
 from rooftree.server.app import ENDPOINTS, build_app
 from rooftree.server.config import ServerConfig
@@ -349,7 +349,7 @@ def test_the_readme_tells_formats_that_run_from_those_that_do_not() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/operations.md", "CHANGELOG.md"])
 def test_every_kv_format_and_family_is_named(page: str) -> None:
     words = set(re.findall(r"\w+", text_of(page).lower()))
-    assert set(get_args(KVCacheDType)) <= words
+    assert set(get_args(KVCacheChoice)) <= words
     assert page == "docs/operations.md" or set(get_args(Family)) <= words
 
 

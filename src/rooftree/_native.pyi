@@ -12,6 +12,9 @@ _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
 
+def multiplies_bf16(isa: str) -> bool:
+    """Whether the kernels of that instruction set round what meets BF16 weights, K and V to bf16."""
+
 def supported_isas() -> list[str]:
     """Kernels that this processor can run, best first."""
 

@@ -24,7 +24,7 @@ ISAS = _native.supported_isas()
 
 def rounds_to_bf16(dtype: str, isa: str) -> bool:
     """Whether weights of that dtype meet inputs rounded to bf16 there."""
-    return dtype == "BF16" and isa == "avx512_bf16"
+    return dtype == "BF16" and _native.multiplies_bf16(isa)
 
 
 GREEDY = SamplingParams(temperature=0.0)

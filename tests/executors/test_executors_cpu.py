@@ -30,7 +30,7 @@ def test_sizes(kind: Any):
     assert executor.kv_bytes_per_block > 0
 
 
-@pytest.mark.parametrize(("kv", "size"), [("fp16", 2), ("fp32", 4)])
+@pytest.mark.parametrize(("kv", "size"), [("fp16", 2), ("bf16", 2), ("fp32", 4)])
 def test_kv_bytes_of_a_block(kv: str, size: int):
     checkpoint = tiny_checkpoint()
     executor = make_executor(checkpoint, kv_cache_dtype=kv, block_size=32)
@@ -189,7 +189,7 @@ def broken_checkpoint(token: int) -> Checkpoint:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv", ["fp16", "fp32"])
+@pytest.mark.parametrize("kv", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("chunks", [[], [3]])
 def test_a_past_that_is_no_number_is_an_error_too(isa: str, kv: str, chunks: list[int]):
     """Not the last token but one before it went wrong: its K and V must not turn into numbers."""
@@ -202,7 +202,7 @@ def test_a_past_that_is_no_number_is_an_error_too(isa: str, kv: str, chunks: lis
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv", ["fp16", "fp32"])
+@pytest.mark.parametrize("kv", ["fp16", "bf16", "fp32"])
 def test_a_prefix_is_healthy_whatever_came_after_it(isa: str, kv: str):
     """A later token of the same step is no number; another request then goes on from the block before it."""
     prefix = random_tokens(16, 7)

@@ -1,8 +1,9 @@
 """The native executor against the numpy one: every family, format, head size and instruction set.
 
 Bounds are shares of the spread (largest less smallest) of a row of logits, four times what was measured on
-these models. Float weights differ by the rounding of sums. With an fp16 cache an element of K or V now and
-then rounds to the other side; with int8 inputs one of 127 steps does, and what follows carries it on.
+these models. Float weights differ by the rounding of sums. With an fp16 or bf16 cache an element of K or V
+now and then rounds to the other side; with int8 inputs one of 127 steps does, and what follows carries it on.
+Queries and weights of positions that meet a bf16 cache in bf16 are rounded, which the reference does not do.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from executor_rig import (
     ISAS,
     Driver,
     make_executor,
+    memory_checkpoint,
     random_tokens,
     rounds_to_bf16,
     spread_error,
     tiny_checkpoint,
 )
 
-from rigs.models import FAMILIES, DTypes
+from rigs.models import FAMILIES, DTypes, random_weights, tiny_spec
 from rooftree.checkpoint.base import Checkpoint, DType
 from rooftree.checkpoint.formats import is_quantized
 from rooftree.engine.executors.reference import ReferenceExecutor
@@ -31,13 +33,14 @@ from rooftree.specs.model import Family
 
 FLOAT_BOUND = 2e-6
 HALF_CACHE_BOUND = 2e-4
+BF16_CACHE_BOUND = 1e-3
 BF16_BOUND = 5e-3
 INT8_BOUND = 3e-2
 
 FLOATS: tuple[DType, ...] = tuple(dtype for dtype in FORMAT_CODES if not is_quantized(dtype))
 QUANTISED: tuple[DType, ...] = tuple(dtype for dtype in FORMAT_CODES if is_quantized(dtype))
 MODELS: list[tuple[Family, DType, str]] = [
-    *((family, dtype, kv) for family in FAMILIES for dtype in FLOATS for kv in ("fp32", "fp16")),
+    *((family, dtype, kv) for family in FAMILIES for dtype in FLOATS for kv in ("fp32", "fp16", "bf16")),
     *((family, dtype, "fp16") for family in FAMILIES for dtype in ("Q4_0", "Q4_1", "Q8_0")),
     *(("llama", dtype, "fp32") for dtype in QUANTISED),
 ]
@@ -74,13 +77,19 @@ def reference_logits(family: Any, dtype: DType, kv: str) -> np.ndarray:
     )
 
 
+def bound_of_floats(dtype: str, kv: str, isa: str) -> float:
+    """For float weights of that dtype and that cache."""
+    if rounds_to_bf16(dtype, isa) or (kv == "bf16" and rounds_to_bf16("BF16", isa)):
+        return BF16_BOUND
+    return {"fp32": FLOAT_BOUND, "fp16": HALF_CACHE_BOUND, "bf16": BF16_CACHE_BOUND}[kv]
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("family", "dtype", "kv"), MODELS)
 def test_logits_at_every_position(family: Any, dtype: DType, kv: str, isa: str):
     executor = make_executor(tiny_checkpoint(family, dtype), isa=isa, kv_cache_dtype=kv)
     got = Driver(executor).read_each(TOKENS, 1, range(3))
-    floats = FLOAT_BOUND if kv == "fp32" else HALF_CACHE_BOUND
-    bound = INT8_BOUND if dtype not in FLOATS else BF16_BOUND if rounds_to_bf16(dtype, isa) else floats
+    bound = INT8_BOUND if dtype not in FLOATS else bound_of_floats(dtype, kv, isa)
     assert spread_error(got, reference_logits(family, dtype, kv)) < bound
 
 
@@ -119,13 +128,14 @@ def read_long(driver: Driver, block_size: int) -> np.ndarray:
 
 
 @cache
-def reference_long(shape: tuple[Any, ...], block_size: int) -> np.ndarray:
+def reference_long(shape: tuple[Any, ...], block_size: int, kv: str) -> np.ndarray:
     checkpoint = shaped_checkpoint(*shape)
-    options = {"kv_cache_dtype": "fp32", "block_size": block_size, "num_blocks": 20}
+    options = {"kv_cache_dtype": kv, "block_size": block_size, "num_blocks": 20}
     return read_long(Driver(make_executor(checkpoint, ReferenceExecutor, **options)), block_size)
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("shape", "block_size"),
     [
@@ -140,11 +150,31 @@ def reference_long(shape: tuple[Any, ...], block_size: int) -> np.ndarray:
         ((128, 1, 1, 256), 16),
     ],
 )
-def test_heads_and_windows_over_the_partition_border(shape: tuple[Any, ...], block_size: int, isa: str):
-    options = {"kv_cache_dtype": "fp32", "block_size": block_size, "num_blocks": 20}
+def test_heads_and_windows_over_the_partition_border(
+    shape: tuple[Any, ...], block_size: int, kv: str, isa: str
+):
+    options = {"kv_cache_dtype": kv, "block_size": block_size, "num_blocks": 20}
     native = make_executor(shaped_checkpoint(*shape), isa=isa, threads=2, **options)
     got = read_long(Driver(native), block_size)
-    assert spread_error(got, reference_long(shape, block_size)) < FLOAT_BOUND
+    assert spread_error(got, reference_long(shape, block_size, kv)) < bound_of_floats("F32", kv, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_bf16_cache_holds_what_fp16_cannot(isa: str):
+    """Keys a million times as large, queries as much smaller: the same scores, unless keys were clamped."""
+    spec = tiny_spec("llama")
+    weights = random_weights(spec)
+
+    def read(kv: str) -> np.ndarray:
+        executor = make_executor(memory_checkpoint(spec, weights), isa=isa, kv_cache_dtype=kv)
+        return Driver(executor).read_each(TOKENS, 7, range(4))
+
+    expected = read("bf16")
+    for name in weights:
+        if "q_proj" in name or "k_proj" in name:
+            weights[name] = weights[name] * np.float32(2.0 ** (20 if "k_proj" in name else -20))
+    assert np.array_equal(read("bf16"), expected)
+    assert spread_error(read("fp16"), expected) > 10 * BF16_CACHE_BOUND
 
 
 @pytest.mark.parametrize("isa", ISAS)

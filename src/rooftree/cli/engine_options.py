@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from rooftree.checkpoint.quantization import Quantization
-from rooftree.engine.config import EngineConfig, KVCacheDType, Policy
+from rooftree.engine.config import EngineConfig, KVCacheChoice, Policy
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -58,11 +58,12 @@ OPTIONS = (
     ),
     click.option(
         "--kv-cache-dtype",
-        type=click.Choice(get_args(KVCacheDType)),
+        type=click.Choice(get_args(KVCacheChoice)),
         default=DEFAULTS.kv_cache_dtype,
         show_default=True,
-        help="Elements of the KV cache. fp32: twice the size, to compare with. int8, fp8: half the size and "
-        "4 bytes for each position and head, less exact.",
+        help="Elements of the KV cache. auto: bf16 for BF16 weights where the processor multiplies bf16, "
+        "else fp16. fp32: twice the size, to compare with. int8, fp8: half the size and 4 bytes for each "
+        "position and head, less exact.",
     ),
     click.option(
         "--kv-cache-memory",

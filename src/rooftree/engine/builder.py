@@ -8,11 +8,14 @@ from pathlib import Path
 from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.engine.config import EngineConfig, check_config
 from rooftree.engine.core import EngineCore
 from rooftree.engine.executors.base import Executor
 from rooftree.engine.host_memory import available_bytes
+from rooftree.engine.kv_cache_dtype import kv_cache_dtype
 from rooftree.engine.memory import Footprint, MemoryPlan, check_weights, plan_memory, wanted_model_len
 from rooftree.engine.messages import EngineReady
 from rooftree.engine.step_log import StepLog
@@ -51,7 +54,7 @@ def make_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         block_size=config.block_size,
-        kv_cache_dtype=config.kv_cache_dtype,
+        kv_cache_dtype=kv_cache_dtype(config, checkpoint),
         threads=config.threads,
         isa=config.isa,
     )
@@ -83,6 +86,7 @@ def build_engine_core(
             undo.callback(step_log.close)
         with phases.time("open"):
             checkpoint = _open(config, checkpoint)
+        config = msgspec.structs.replace(config, kv_cache_dtype=kv_cache_dtype(config, checkpoint))
         check_weights(checkpoint.path, _weight_bytes(config, checkpoint), available_bytes())
         model_max_len = checkpoint.spec.max_position_embeddings
         with phases.time("weights"):
@@ -171,7 +175,7 @@ def _telemetry(
     from rooftree.engine.this_machine import engine_costs, this_machine
 
     machine = this_machine(executor.threads, executor.isa, executor.read_rate)
-    costs = engine_costs(checkpoint, config.kv_cache_dtype)
+    costs = engine_costs(checkpoint, kv_cache_dtype(config, checkpoint))
     clock = step_clock(costs, machine.device, machine.efficiency)
     rate = f"{machine.device.bandwidth / 1e9:.1f} GB/s"
     return Telemetry(clock, costs.windows, epoch, log), [("read bandwidth", rate, machine.origin)]

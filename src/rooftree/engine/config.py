@@ -10,7 +10,8 @@ from rooftree.checkpoint.quantization import Quantization
 from rooftree.errors import ConfigError
 from rooftree.scheduler.config import SchedulerConfig
 
-KVCacheDType = Literal["fp16", "fp32", "int8", "fp8", "bf16"]
+KVCacheDType = Literal["fp16", "bf16", "fp32", "int8", "fp8"]
+KVCacheChoice = Literal["auto", KVCacheDType]
 Policy = Literal["fcfs", "priority"]
 
 
@@ -25,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_num_waiting: generations that may wait for their turn; more are refused with 503.
         max_num_batched_tokens: tokens of one step.
         block_size: tokens of a KV block, a multiple of 16.
+        kv_cache_dtype: elements of the KV cache; auto: see ``rooftree.engine.kv_cache_dtype``.
         kv_cache_memory: bytes for KV blocks; None: ``kv_cache_fraction`` of the memory free after loading, at
             most what max_num_seqs sequences of full length could use.
         kv_watermark: share of all blocks kept free when a new request is admitted.
@@ -40,7 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_waiting: int = 1024
     max_num_batched_tokens: int = 512
     block_size: int = 16
-    kv_cache_dtype: KVCacheDType = "fp16"
+    kv_cache_dtype: KVCacheChoice = "auto"
     kv_cache_memory: int | None = None
     kv_cache_fraction: float = 0.5
     kv_watermark: float = 0.02

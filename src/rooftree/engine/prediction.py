@@ -7,11 +7,14 @@ lets it see less.
 
 from __future__ import annotations
 
+import msgspec
+
 from rooftree import _native
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.executors.cores import physical_cores
 from rooftree.engine.executors.cpu import tables_bytes
+from rooftree.engine.kv_cache_dtype import kv_cache_dtype
 from rooftree.engine.memory import Footprint, MemoryPlan, plan_memory, wanted_model_len
 from rooftree.kernels.cpu import KV_FORMAT_CODES, SizingRecorder
 from rooftree.models.decoder import decoder, load_weights
@@ -28,6 +31,7 @@ def predict_memory(config: EngineConfig, checkpoint: Checkpoint, available: int 
     Raises:
         ConfigError: as at the engine's start.
     """
+    config = msgspec.structs.replace(config, kv_cache_dtype=kv_cache_dtype(config, checkpoint))
     length = wanted_model_len(config, checkpoint.spec.max_position_embeddings)
     footprint = predict_footprint(config, checkpoint, length)
     return plan_memory(config, checkpoint.spec.max_position_embeddings, footprint, available)
@@ -51,6 +55,6 @@ def predict_footprint(config: EngineConfig, checkpoint: Checkpoint, max_model_le
             spec.num_kv_heads,
             spec.head_dim,
             config.block_size,
-            KV_FORMAT_CODES[config.kv_cache_dtype],
+            KV_FORMAT_CODES[kv_cache_dtype(config, checkpoint)],
         ),
     )

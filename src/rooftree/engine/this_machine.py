@@ -36,6 +36,7 @@ TYPICAL = Efficiency(
 # KV dtype of the engine -> how the cost model names what it stores.
 CACHE_FORMATS: dict[KVCacheDType, str] = {
     "fp16": "fp16",
+    "bf16": "bf16",
     "fp32": "fp32",
     "int8": "int8-per-head",
     "fp8": "fp8-per-head",

@@ -33,7 +33,7 @@ FORMAT_CODES = {
     "MXFP4": 12,
     "NVFP4": 13,
 }
-KV_FORMAT_CODES = {"fp16": 0, "fp32": 1, "int8": 2, "fp8": 3, "bf16": 4}
+KV_FORMAT_CODES = {"fp16": 0, "bf16": 4, "fp32": 1, "int8": 2, "fp8": 3}
 
 _FP8_STEP = 128
 """``kFp8Step`` of native/pack.h."""

@@ -178,19 +178,32 @@ def _product(x: Floats, weight: ReferenceMatrix) -> Floats:
 def to_kv_cache(x: Floats, dtype: str) -> Floats:
     """K or V (..., head_dim) as a cache of that dtype gives them back.
 
-    ``fp16`` saturates. ``int8`` and ``fp8`` (E4M3) scale each head of each position to the largest code: 127
-    or 448.
+    ``fp16`` and ``bf16`` saturate. ``int8`` and ``fp8`` (E4M3) scale each head of each position to the
+    largest code: 127 or 448.
     """
     if dtype == "fp32":
         return x
     if dtype == "fp16":
         return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        return _round_to_bf16(np.clip(x, -_BF16_MAX, _BF16_MAX))
     limit = np.float32(127 if dtype == "int8" else 448)
     largest = np.abs(x).max(axis=-1, keepdims=True)
     inverse = np.divide(limit, largest, out=np.zeros_like(largest), where=largest >= _LEAST)
     codes = np.rint(x * inverse) if dtype == "int8" else _round_to_e4m3(x * inverse)
     restored: Floats = codes * (largest / limit)
     return restored
+
+
+_BF16_MAX = np.float32((2 - 2**-7) * 2.0**127)
+
+
+def _round_to_bf16(x: Floats) -> Floats:
+    """The nearest bf16 value, ties to even; NaN stays."""
+    bits = x.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    result: Floats = np.where(np.isnan(x), x, rounded.astype(np.uint32).view(np.float32))
+    return result
 
 
 def _round_to_e4m3(x: Floats) -> Floats:

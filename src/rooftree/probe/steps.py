@@ -10,6 +10,7 @@ from rooftree.engine.builder import build_engine_core, make_executor
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.executors.base import Executor
 from rooftree.engine.executors.cpu import CPUExecutor
+from rooftree.engine.kv_cache_dtype import kv_cache_dtype
 from rooftree.engine.messages import EngineCoreRequest
 from rooftree.engine.this_machine import engine_costs
 from rooftree.errors import RooftreeError
@@ -99,7 +100,7 @@ class StepRig:
         self._executor = executors[0]
         if isinstance(self._executor.inner, CPUExecutor):
             self._executor.inner.fill_kv_cache()
-        self.costs = engine_costs(checkpoint, config.kv_cache_dtype)
+        self.costs = engine_costs(checkpoint, kv_cache_dtype(config, checkpoint))
         self._ids = count()
 
     def time(self, shape: StepShape, repeats: int) -> list[TimedStep]:
