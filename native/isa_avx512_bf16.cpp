@@ -87,24 +87,67 @@ void tile_product(Format format, const uint8_t* tile, int64_t k, const uint8_t* 
     avx512_kernels().tile_product(format, tile, k, x, stride, m, out);
 }
 
-// Sixteen pairs of one row, `width` words apart.
-inline void put_pairs(const float* x, __mmask16 low, __mmask16 high, int width, int count, uint8_t* out) {
-    const __m512bh rounded = _mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, x + 16), _mm512_maskz_loadu_ps(low, x));
+// 32 inputs of a row as 16 pairs; those from `rest` on count as zero.
+inline __m512i pairs_of(const float* x, int64_t rest = 32) {
+    const auto mask = [rest](int begin) {
+        return static_cast<__mmask16>(rest >= begin + 16 ? 0xffff : rest > begin ? 0xffff >> (begin + 16 - rest) : 0);
+    };
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(mask(16), x + 16), _mm512_maskz_loadu_ps(mask(0), x)));
+}
+
+// Four rows of 16 words to four columns each: lane l of column[c] holds word 4l + c of the rows.
+inline void to_columns(const __m512i* row, __m512i* column) {
+    const __m512i low01 = _mm512_unpacklo_epi32(row[0], row[1]), high01 = _mm512_unpackhi_epi32(row[0], row[1]);
+    const __m512i low23 = _mm512_unpacklo_epi32(row[2], row[3]), high23 = _mm512_unpackhi_epi32(row[2], row[3]);
+    column[0] = _mm512_unpacklo_epi64(low01, low23);
+    column[1] = _mm512_unpackhi_epi64(low01, low23);
+    column[2] = _mm512_unpacklo_epi64(high01, high23);
+    column[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+// Sixteen pairs of a whole panel's rows.
+inline void put_panel(const __m512i* pairs, uint8_t* out) {
+    __m512i upper[4], lower[4];
+    to_columns(pairs, upper);
+    to_columns(pairs + 4, lower);
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const auto put = [out](int pair, __m512i both) {  // and the pair four further
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * pair), _mm512_castsi512_si256(both));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * (pair + 4)), _mm512_extracti64x4_epi64(both, 1));
+    };
+    ROOFTREE_UNROLL
+    for (int c = 0; c < 4; c++) {
+        put(c, _mm512_permutex2var_epi64(upper[c], first, lower[c]));
+        put(c + 8, _mm512_permutex2var_epi64(upper[c], second, lower[c]));
+    }
+}
+
+// The same of one row out of `width`, the first `count` pairs.
+inline void put_row(__m512i pairs, int width, int64_t count, uint8_t* out) {
     alignas(64) int32_t words[16];
-    _mm512_store_si512(words, reinterpret_cast<__m512i>(rounded));
-    for (int i = 0; i < count; i++) std::memcpy(out + 4 * i * width, words + i, 4);
+    _mm512_store_si512(words, pairs);
+    for (int64_t i = 0; i < count; i++) std::memcpy(out + 4 * i * width, words + i, 4);
+}
+
+void round_panel(const uint8_t* x, size_t stride, int width, int64_t k, uint8_t* out) {
+    const auto row = [&](int lane) { return reinterpret_cast<const float*>(x + lane * stride); };
+    int64_t i = 0;
+    for (; width == kPanelRows && i + 32 <= k; i += 32, out += 64 * kPanelRows) {
+        __m512i pairs[kPanelRows];
+        ROOFTREE_UNROLL
+        for (int lane = 0; lane < kPanelRows; lane++) pairs[lane] = pairs_of(row(lane) + i);
+        put_panel(pairs, out);
+    }
+    for (; i < k; i += 32, out += 64 * width)
+        for (int lane = 0; lane < width; lane++)
+            put_row(pairs_of(row(lane) + i, k - i), width, std::min<int64_t>(16, (k - i + 1) / 2), out + 4 * lane);
 }
 
 void round_rows(const uint8_t* x, size_t stride, int m, int64_t k, uint8_t* out) {
-    for (int row = 0; row < m; row++) {
-        const Panel panel = panel_of(row, m);
-        const float* from = reinterpret_cast<const float*>(x + row * stride);
-        uint8_t* to = out + panel.first_row * rounded_row_bytes(k) + 4 * (row - panel.first_row);
-        int64_t i = 0;
-        for (; i + 32 <= k; i += 32) put_pairs(from + i, 0xffff, 0xffff, panel.width, 16, to + 2 * i * panel.width);
-        const int rest = static_cast<int>(k - i);
-        const auto mask = [rest](int begin) { return static_cast<__mmask16>(rest > begin ? 0xffffffffu >> (32 - rest) >> begin : 0); };
-        if (rest > 0) put_pairs(from + i, mask(0), mask(16), panel.width, (rest + 1) / 2, to + 2 * i * panel.width);
+    for (int row = 0; row < m;) {
+        const int width = panel_of(row, m).width;
+        round_panel(x + row * stride, stride, width, k, out + row * rounded_row_bytes(k));
+        row += width;
     }
 }
 
