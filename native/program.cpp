@@ -71,7 +71,7 @@ struct Program::RoundRows final : Op {
     void work(Program& p, int64_t piece, Thread&) const override {
         const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
         p.kernels_.round_rows(p.row(in, panel.first_row), p.values_[in].row_bytes, panel.width, k,
-                              p.rounded_.data() + panel.first_row * rounded_row_bytes(k));
+                              p.rounded_->data() + panel.first_row * rounded_row_bytes(k));
     }
 };
 
@@ -269,7 +269,7 @@ static void check_bias(const std::vector<float>& bias, int64_t n) {
 
 void Program::add_rounding(int in, const PackedMatrix& weights) {
     if (weights.format != Format::BF16 || !kernels_.round_rows) return;
-    rounded_.resize(std::max(rounded_.size(), max_tokens_ * rounded_row_bytes(weights.k)));
+    rounded_bytes_ = std::max(rounded_bytes_, max_tokens_ * rounded_row_bytes(weights.k));
     add(RoundRows(in, weights.k));
 }
 
@@ -356,6 +356,7 @@ void Program::finish(size_t arena_bytes) {
         if (value.offset + rows * value.row_bytes > arena_bytes) throw std::invalid_argument("a value does not fit the arena");
     }
     arena_ = std::make_unique<Buffer>(arena_bytes);
+    if (rounded_bytes_ > 0) rounded_ = std::make_unique<Buffer>(rounded_bytes_);
     progress_ = std::make_unique<Progress[]>(ops_.size());
     for (auto& thread : threads_) {
         thread->products.resize(std::max<size_t>(thread->products.size(), 2 * kTokenBlock * kBlock));
@@ -374,7 +375,7 @@ QuantisedRow Program::quantised_row(int value, int64_t i) const {
 Program::Inputs Program::inputs(int value, int first, const PackedMatrix& weights) const {
     if (weights.format != Format::BF16 || !kernels_.round_rows) return {row(value, first), values_[value].row_bytes};
     const size_t stride = rounded_row_bytes(weights.k);
-    return {rounded_.data() + first * stride, stride};
+    return {rounded_->data() + first * stride, stride};
 }
 
 int Program::rows(int value) const { return values_[value].per_sample ? step_->num_samples : step_->num_tokens; }

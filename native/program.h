@@ -136,7 +136,8 @@ class Program {
     std::unique_ptr<Progress[]> progress_;  // of each operation in the current step
     std::atomic<size_t> current_{0};        // the operation that the team is at
     std::unique_ptr<Buffer> arena_;
-    std::vector<uint8_t> rounded_;  // the inputs of one operation, in bf16
+    std::unique_ptr<Buffer> rounded_;  // the inputs of one operation, in bf16
+    size_t rounded_bytes_ = 0;
     std::shared_ptr<KvCache> cache_;
     int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, logits_ = -1;
     Vector cos_, sin_;  // [positions, head_dim / 2]
