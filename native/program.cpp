@@ -75,13 +75,22 @@ struct Program::RoundRows final : Op {
     }
 };
 
-// Weight tiles are handed out in runs: long enough to stream well, short enough to share evenly and to stay in the
-// second-level cache while blocks of tokens come by.
-static int64_t tiles_per_piece(int64_t tiles, size_t tile_bytes, int threads) {
-    constexpr size_t kRunBytes = size_t{384} << 10;
-    const int64_t most = std::clamp<int64_t>(kRunBytes / tile_bytes / 2 * 2, 2, 32);
-    return std::clamp<int64_t>(tiles / (threads * 6) / 2 * 2, 2, most);
-}
+// Weights are handed out in runs, short enough to share evenly. For one block of tokens a run may be long: only from
+// its second page or so on does the processor read ahead. While several blocks come by it must stay in the second-level
+// cache.
+struct Runs {
+    int64_t streamed, kept;  // units, such as pairs of tiles
+
+    Runs(int64_t units, size_t unit_bytes, int threads) {
+        constexpr int kRunsPerThread = 6;
+        constexpr size_t kStreamedBytes = size_t{1536} << 10, kKeptBytes = size_t{384} << 10;
+        const int64_t share = std::max<int64_t>(units / (threads * kRunsPerThread), 1);
+        const auto within = [&](size_t bytes) { return std::clamp<int64_t>(bytes / unit_bytes, 1, share); };
+        streamed = within(kStreamedBytes);
+        kept = within(kKeptBytes);
+    }
+    int64_t of(int rows, int block) const { return rows <= block ? streamed : kept; }
+};
 
 struct Program::Linear final : Op {
     int in, out;
@@ -89,7 +98,7 @@ struct Program::Linear final : Op {
     std::vector<Matrix> matrices;
     std::vector<Vector> biases;
     std::vector<int64_t> first_tile, first_column;  // of each matrix, and the ends
-    int64_t run;
+    Runs runs{1, 1, 1};  // of pairs of tiles
     int block = kPanelRows;
     Linear(int i, std::vector<Matrix> m, std::vector<Vector> b, int o, int64_t column, bool a, int threads)
         : in(i), out(o), accumulate(a), matrices(std::move(m)), biases(std::move(b)), first_tile{0}, first_column{column} {
@@ -97,14 +106,17 @@ struct Program::Linear final : Op {
             first_tile.push_back(first_tile.back() + matrix->tiles());
             first_column.push_back(first_column.back() + matrix->n);
         }
-        run = tiles_per_piece(first_tile.back(), tile_bytes(matrices[0]->format, matrices[0]->k), threads);
+        runs = Runs(first_tile.back() / 2, 2 * tile_bytes(matrices[0]->format, matrices[0]->k), threads);
         for (const Matrix& matrix : matrices) block = std::max(block, token_block(matrix->format));
     }
     int64_t pieces(const Program& p) const override {
+        const int64_t run = tiles_per_run(p);
         return p.rows(in) == 0 ? 0 : (first_tile.back() + run - 1) / run;
     }
+    int64_t tiles_per_run(const Program& p) const { return 2 * runs.of(p.rows(in), block); }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(in);
+        const int64_t run = tiles_per_run(p);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
             for (size_t which = 0; which < matrices.size(); which++) {
@@ -141,20 +153,24 @@ struct Program::Gated final : Op {
     int gate_in, up_in, out_float, out_quantised;
     Matrix gate, up;
     Vector gate_bias, up_bias;
-    int64_t pairs, run;
+    int64_t pairs;
+    Runs runs{1, 1, 1};  // of pairs
     int block;
     Gated(int gi, int ui, Matrix g, Matrix u, Vector gb, Vector ub, int f, int q, int threads)
         : gate_in(gi), up_in(ui), out_float(f), out_quantised(q), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
         pairs = (gate->tiles() + 1) / 2;
         for (Vector* bias : {&gate_bias, &up_bias})  // kernels read whole tiles
             if (!bias->empty()) bias->resize(gate->tiles() * kTileRows);
-        run = std::max<int64_t>(1, tiles_per_piece(2 * pairs, 2 * tile_bytes(gate->format, gate->k), threads) / 2);
+        runs = Runs(pairs, 4 * tile_bytes(gate->format, gate->k), threads);
         block = std::max(token_block(gate->format), token_block(up->format));
     }
-    int64_t pieces(const Program& p) const override { return p.rows(gate_in) == 0 ? 0 : (pairs + run - 1) / run; }
+    int64_t pieces(const Program& p) const override {
+        const int64_t run = runs.of(p.rows(gate_in), block);
+        return p.rows(gate_in) == 0 ? 0 : (pairs + run - 1) / run;
+    }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(gate_in);
-        const int64_t end = std::min(pairs, (piece + 1) * run);
+        const int64_t run = runs.of(rows, block), end = std::min(pairs, (piece + 1) * run);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
             const Inputs gate_x = p.inputs(gate_in, token, *gate);
