@@ -392,7 +392,9 @@ static void attention_typed(const AttentionArgs& a) {
     float* partial = scores + kMaxAttentionRows * kPartition;
     FloatKv* copy = reinterpret_cast<FloatKv*>(partial + kMaxAttentionRows * a.head_dim);
     Factor<Kv>* weights = reinterpret_cast<Factor<Kv>*>(scores);  // rows may be shorter than those of the scores
-    const Factor<Kv>* q = Products<Kv>::factors(a.q, a.rows * a.head_dim, copy + kWideGroups * kKvGroup * a.head_dim);
+    Factor<Kv>* q = reinterpret_cast<Factor<Kv>*>(copy + kWideGroups * kKvGroup * a.head_dim);
+    const int floats = a.group * a.head_dim;
+    for (int g = 0; g < a.rows / a.group; g++) Products<Kv>::copy(a.q + g * a.q_stride, floats, q + g * floats);
     const Sight sight(a);
     for (int part = a.first_partition; part < a.end_partition; part++) {
         const Span span(sight, part);

@@ -33,12 +33,10 @@ struct Products<PairedKv> {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
     }
     // n: a multiple of 8.
-    static const Factor* factors(const float* x, int n, void* room) {
-        Factor* out = static_cast<Factor*>(room);
+    static void copy(const float* x, int n, Factor* out) {
         int i = 0;
         for (; i + N <= n; i += N) put(out + i, Simd::load(x + i));
         if (i < n) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), reinterpret_cast<__m128i>(_mm256_cvtneps_pbh(_mm256_loadu_ps(x + i))));
-        return out;
     }
 };
 

@@ -42,7 +42,9 @@ inline size_t kv_head_bytes(KvFormat format, int head_dim, int block_size) {
 struct AttentionArgs {
     int rows;
     int head_dim;
-    const float* q;           // [rows, head_dim], already scaled
+    const float* q;           // [rows / group, group, head_dim], already scaled; q_stride floats from one group to the next
+    int group;
+    size_t q_stride;
     const int32_t* last;      // [rows], last position each row sees
     int window;               // positions a row sees, itself included; 0: all
     const int32_t* blocks;    // block table of the sequence
@@ -60,9 +62,9 @@ struct AttentionArgs {
     float* acc;               // [rows, head_dim] running weighted sum of V; start: 0
 };
 
-// Scores, sums of V, K or V widened, queries narrowed to half their size.
+// Scores, sums of V, K or V widened, queries.
 inline size_t attention_scratch_floats(int head_dim) {
-    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + head_dim) + (kWideGroups * kKvGroup + kMaxAttentionRows / 2) * head_dim;
+    return static_cast<size_t>(kMaxAttentionRows) * (kPartition + 2 * head_dim) + kWideGroups * kKvGroup * head_dim;
 }
 
 // Where the products of a tile's 16 rows with a token go: y[t * stride + r].

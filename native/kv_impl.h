@@ -68,8 +68,7 @@ struct Products {
     // Vectors of rows `columns` apart.
     static void store_rows(Vector v, int, float* out) { Simd::store(out, v); }
     static void put(Factor* out, F v) { Simd::store(out, v); }
-    // n floats as factors, if need be in `room`.
-    static const Factor* factors(const float* x, int, void*) { return x; }
+    static void copy(const float* x, int n, Factor* out) { std::memcpy(out, x, n * sizeof(float)); }
 };
 
 struct FloatPair {
@@ -93,7 +92,7 @@ struct Products<Bf16Kv> {
         Simd::store(out + columns, v.second);
     }
     static void put(Factor* out, F v) { Simd::store(out, v); }
-    static const Factor* factors(const float* x, int, void*) { return x; }
+    static void copy(const float* x, int n, Factor* out) { std::memcpy(out, x, n * sizeof(float)); }
 };
 
 // A block whose largest magnitude is under this counts as zero: 127 / magnitude would overflow.

@@ -377,7 +377,7 @@ void Program::finish(size_t arena_bytes) {
     for (auto& thread : threads_) {
         thread->products.resize(std::max<size_t>(thread->products.size(), 2 * kTokenBlock * kBlock));
         thread->attention.resize(attention_scratch_floats(head_dim_));
-        thread->state.resize(static_cast<size_t>(kMaxAttentionRows) * (2 * head_dim_ + 2));
+        thread->state.resize(static_cast<size_t>(kMaxAttentionRows) * (head_dim_ + 2));
     }
 }
 

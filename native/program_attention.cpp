@@ -1,6 +1,5 @@
 // Attention within a program: its operations, and how a step's share of it is dealt out.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "program_step.h"
@@ -18,22 +17,20 @@ struct Program::Attention final : Op {
         const StepRequest& request = step.requests[item.request];
         const KvCache& cache = *p.cache_;
         const int group = p.heads_ / p.kv_heads_, hd = p.head_dim_, rows = (item.end - item.begin) * group;
-        float* q = thread.state.data();
         int32_t last[kMaxAttentionRows];
-        for (int t = item.begin, r = 0; t < item.end; t++) {
-            const float* heads = p.floats(qkv, request.first_token + t) + item.kv_head * group * hd;
-            std::memcpy(q + r * hd, heads, sizeof(float) * group * hd);
+        for (int t = item.begin, r = 0; t < item.end; t++)
             for (int g = 0; g < group; g++) last[r++] = request.start + t;
-        }
+        const float* q = p.floats(qkv, request.first_token + item.begin) + item.kv_head * group * hd;
+        const size_t q_stride = p.values_[qkv].row_bytes / sizeof(float);
         const bool split = item.partial >= 0;
         const size_t stride = p.attention_state_floats(rows);
-        float* m = split ? step.partials.data() + item.partial : q + kMaxAttentionRows * hd;
+        float* m = split ? step.partials.data() + item.partial : thread.state.data();
         float *l = m + rows, *acc = l + rows;
         for (int part = 0; part < (split ? item.end_partition - item.first_partition : 1); part++) {
             std::fill_n(m + part * stride, rows, -std::numeric_limits<float>::infinity());
             std::fill_n(l + part * stride, stride - rows, 0.0f);
         }
-        p.kernels_.attention(cache.format(), {rows, hd, q, last, step.attention[plan].window,
+        p.kernels_.attention(cache.format(), {rows, hd, q, group, q_stride, last, step.attention[plan].window,
                                               step.tables.blocks + request.table_row * step.tables.blocks_stride, cache.block_size(),
                                               cache.k(layer, item.kv_head), cache.v(layer, item.kv_head), cache.block_stride(),
                                               item.first_partition, item.end_partition, item.next_partition, thread.attention.data(),
