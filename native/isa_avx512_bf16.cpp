@@ -127,26 +127,17 @@ inline void put_row(__m512i pairs, int width, int64_t count, uint8_t* out) {
     for (int64_t i = 0; i < count; i++) std::memcpy(out + 4 * i * width, words + i, 4);
 }
 
-void round_panel(const uint8_t* x, size_t stride, int width, int64_t k, uint8_t* out) {
-    const auto row = [&](int lane) { return reinterpret_cast<const float*>(x + lane * stride); };
+void round_panel(const float* x, size_t stride, int width, int64_t count, uint8_t* out) {
     int64_t i = 0;
-    for (; width == kPanelRows && i + 32 <= k; i += 32, out += 64 * kPanelRows) {
+    for (; width == kPanelRows && i + 32 <= count; i += 32, out += 64 * kPanelRows) {
         __m512i pairs[kPanelRows];
         ROOFTREE_UNROLL
-        for (int lane = 0; lane < kPanelRows; lane++) pairs[lane] = pairs_of(row(lane) + i);
+        for (int lane = 0; lane < kPanelRows; lane++) pairs[lane] = pairs_of(x + lane * stride + i);
         put_panel(pairs, out);
     }
-    for (; i < k; i += 32, out += 64 * width)
+    for (; i < count; i += 32, out += 64 * width)
         for (int lane = 0; lane < width; lane++)
-            put_row(pairs_of(row(lane) + i, k - i), width, std::min<int64_t>(16, (k - i + 1) / 2), out + 4 * lane);
-}
-
-void round_rows(const uint8_t* x, size_t stride, int m, int64_t k, uint8_t* out) {
-    for (int row = 0; row < m;) {
-        const int width = panel_of(row, m).width;
-        round_panel(x + row * stride, stride, width, k, out + row * rounded_row_bytes(k));
-        row += width;
-    }
+            put_row(pairs_of(x + lane * stride + i, count - i), width, std::min<int64_t>(16, (count - i + 1) / 2), out + 4 * lane);
 }
 
 void attention(KvFormat format, const AttentionArgs& args) {
@@ -161,7 +152,7 @@ const Kernels& avx512_bf16_kernels() {
         Kernels changed = avx512_kernels();
         changed.name = "avx512_bf16";
         changed.tile_product = tile_product;
-        changed.round_rows = round_rows;
+        changed.round_panel = round_panel;
         changed.attention = attention;
         return changed;
     }();

@@ -80,15 +80,14 @@ inline size_t rounded_row_bytes(int64_t k) { return static_cast<size_t>(k + 1) /
 struct Kernels {
     const char* name;
 
-    // out(t, r) = sum_k tile[r][k] * x[t][k] for t < m. x: float rows, or whole panels of quantised rows; stride: bytes
-    // of a row.
+    // out(t, r) = sum_k tile[r][k] * x[t][k] for t < m. x: float rows, or whole panels of quantised or rounded rows;
+    // stride: bytes of a row.
     void (*tile_product)(Format format, const uint8_t* tile, int64_t k, const uint8_t* x, size_t stride, int m,
                          const TileOutput& out);
 
-    // Null, or what must be done to float rows before their products with BF16 weights: rounds m rows of k floats (stride
-    // in bytes) to bf16, panels of pairs [k / 2][width][2] as quantised rows have panels; an odd last input has a zero
-    // beside it. Those rows are then x, their stride rounded_row_bytes(k).
-    void (*round_rows)(const uint8_t* x, size_t stride, int m, int64_t k, uint8_t* out);
+    // Null where BF16 weights meet floats. Else they meet panels [k / 2][width][2] of bf16, an odd last input with a zero
+    // beside it: those of `count` inputs of a panel's rows, which lie `stride` floats apart.
+    void (*round_panel)(const float* x, size_t stride, int width, int64_t count, uint8_t* out);
     // y = x / rms(x) * weight.
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
     // Blocks [first, first + count) of a row: q = round(x / scale), scale = max|x| / 127. x: their 32 * count inputs.

@@ -92,10 +92,11 @@ NB_MODULE(_native, m) {
     m.attr("MAX_TOP_LOGPROBS") = kMaxTopLogprobs;
     m.attr("PARTITION") = kPartition;
     m.def("supported_isas", &supported_isas);
-    m.def("multiplies_bf16", [](const std::string& isa) { return kernels_for(isa).round_rows != nullptr; }, "isa"_a);
+    m.def("multiplies_bf16", [](const std::string& isa) { return kernels_for(isa).round_panel != nullptr; }, "isa"_a);
     m.def("philox_uniform", &philox_uniform, "seed"_a, "counter"_a);
     m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(static_cast<Format>(format), k); }, "format"_a, "k"_a);
     m.def("quantised_row_bytes", &quantised_row_bytes, "k"_a);
+    m.def("rounded_row_bytes", &rounded_row_bytes, "k"_a);
 
     const nb::call_guard<nb::gil_scoped_release> no_gil;
     m.def("read_rate", nb::overload_cast<const std::string&, const Processors&, size_t, int>(&read_rate), "isa"_a, "processors"_a,
@@ -143,15 +144,16 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_ops", &Program::num_ops)
         .def("add_value", &Program::add_value, "offset"_a, "row_bytes"_a, "per_sample"_a)
         .def("add_embed", &Program::add_embed, "table"_a, "out"_a)
-        .def("add_rms_norm", [](Program& p, int in, Floats w, float eps, int f, int q) { p.add_rms_norm(in, to_vector(w), eps, f, q); },
-             "x"_a, "weight"_a, "eps"_a, "out_float"_a, "out_quantised"_a)
-        .def("add_quantise", &Program::add_quantise, "x"_a, "k"_a, "out"_a)
+        .def("add_rms_norm", [](Program& p, int in, Floats w, float eps, int f, int q, int r) {
+            p.add_rms_norm(in, to_vector(w), eps, {f, q, r});
+        }, "x"_a, "weight"_a, "eps"_a, "out_float"_a, "out_quantised"_a, "out_rounded"_a)
+        .def("add_narrow", &Program::add_narrow, "x"_a, "k"_a, "out_quantised"_a, "out_rounded"_a)
         .def("add_linear", [](Program& p, int in, std::vector<Matrix> ms, std::vector<Floats> biases, int out, int64_t column, bool accumulate) {
             p.add_linear(in, std::move(ms), to_vectors(biases), out, column, accumulate);
         }, "x"_a, "matrices"_a, "biases"_a, "out"_a, "column"_a, "accumulate"_a)
-        .def("add_gated", [](Program& p, int gate_in, int up_in, Matrix gate, Matrix up, Floats gb, Floats ub, int f, int q) {
-            p.add_gated(gate_in, up_in, std::move(gate), std::move(up), to_vector(gb), to_vector(ub), f, q);
-        }, "gate_x"_a, "up_x"_a, "gate"_a, "up"_a, "gate_bias"_a, "up_bias"_a, "out_float"_a, "out_quantised"_a)
+        .def("add_gated", [](Program& p, int gate_in, int up_in, Matrix gate, Matrix up, Floats gb, Floats ub, int f, int q, int r) {
+            p.add_gated(gate_in, up_in, std::move(gate), std::move(up), to_vector(gb), to_vector(ub), {f, q, r});
+        }, "gate_x"_a, "up_x"_a, "gate"_a, "up"_a, "gate_bias"_a, "up_bias"_a, "out_float"_a, "out_quantised"_a, "out_rounded"_a)
         .def("set_heads", [](Program& p, int heads, int kv_heads, int head_dim, Floats cos, Floats sin) {
             p.set_heads(heads, kv_heads, head_dim, to_vector(cos), to_vector(sin));
         }, "heads"_a, "kv_heads"_a, "head_dim"_a, "cos"_a, "sin"_a)

@@ -33,45 +33,32 @@ struct Program::Embed final : Op {
 
 // The rows of a panel lie between each other: one thread writes them all.
 struct Program::RmsNorm final : Op {
-    int in, out_float, out_quantised;
+    int in;
+    Forms out;
     Vector weight;
     float eps;
-    RmsNorm(int i, Vector w, float e, int f, int q) : in(i), out_float(f), out_quantised(q), weight(std::move(w)), eps(e) {}
+    RmsNorm(int i, Vector w, float e, Forms o) : in(i), out(o), weight(std::move(w)), eps(e) {}
     int64_t pieces(const Program& p) const override { return num_panels(p.rows(in)); }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int64_t n = static_cast<int64_t>(weight.size());
         const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
-        for (int lane = 0; lane < panel.width; lane++) {
-            const int row = panel.first_row + lane;
-            float* y = out_float >= 0 ? p.floats(out_float, row) : thread.products.data();
-            p.kernels_.rms_norm(p.floats(in, row), weight.data(), eps, n, y);
-            if (out_quantised >= 0) p.kernels_.quantise(y, 0, n / kBlock, {p.row(out_quantised, panel.first_row), panel.width, lane});
-        }
-    }
-};
-
-struct Program::Quantise final : Op {
-    int in, out;
-    int64_t k;
-    Quantise(int i, int64_t k_, int o) : in(i), out(o), k(k_) {}
-    int64_t pieces(const Program& p) const override { return num_panels(p.rows(in)); }
-    void work(Program& p, int64_t piece, Thread&) const override {
-        const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
+        float* rows = out.floats >= 0 ? p.floats(out.floats, panel.first_row) : thread.products.data();
         for (int lane = 0; lane < panel.width; lane++)
-            p.kernels_.quantise(p.floats(in, panel.first_row + lane), 0, k / kBlock, {p.row(out, panel.first_row), panel.width, lane});
+            p.kernels_.rms_norm(p.floats(in, panel.first_row + lane), weight.data(), eps, n, rows + lane * n);
+        p.narrow(out, panel, rows, n, 0, n);
     }
 };
 
-// Rows for BF16 weights, kept until the next operation has read them.
-struct Program::RoundRows final : Op {
+// Floats to the other forms.
+struct Program::Narrow final : Op {
     int in;
     int64_t k;
-    RoundRows(int i, int64_t k_) : in(i), k(k_) {}
+    Forms out;
+    Narrow(int i, int64_t k_, Forms o) : in(i), k(k_), out(o) {}
     int64_t pieces(const Program& p) const override { return num_panels(p.rows(in)); }
     void work(Program& p, int64_t piece, Thread&) const override {
         const Panel panel = nth_panel(static_cast<int>(piece), p.rows(in));
-        p.kernels_.round_rows(p.row(in, panel.first_row), p.values_[in].row_bytes, panel.width, k,
-                              p.rounded_->data() + panel.first_row * rounded_row_bytes(k));
+        p.narrow(out, panel, p.floats(in, panel.first_row), k, 0, k);
     }
 };
 
@@ -123,12 +110,11 @@ struct Program::Linear final : Op {
                 const int64_t begin = std::max(piece * run, first_tile[which]) - first_tile[which];
                 const int64_t end = std::min((piece + 1) * run, first_tile[which + 1]) - first_tile[which];
                 if (begin >= end) continue;
-                const Inputs x = p.inputs(in, token, *matrices[which]);
-                for (int64_t tile = begin; tile < end; tile++) tile_work(p, which, tile, x, token, m, thread.products.data());
+                for (int64_t tile = begin; tile < end; tile++) tile_work(p, which, tile, token, m, thread.products.data());
             }
         }
     }
-    void tile_work(const Program& p, size_t which, int64_t tile, const Inputs& x, int token, int m, float* products) const {
+    void tile_work(const Program& p, size_t which, int64_t tile, int token, int m, float* products) const {
         const PackedMatrix& w = *matrices[which];
         const Vector& bias = biases[which];
         const int64_t column = tile * kTileRows;
@@ -136,7 +122,7 @@ struct Program::Linear final : Op {
         float* y = p.floats(out, token) + first_column[which] + column;
         const size_t stride = p.values_[out].row_bytes / sizeof(float);
         const auto product = [&](const TileOutput& output) {
-            p.kernels_.tile_product(w.format, w.tile(tile), w.k, x.rows, x.stride, m, output);
+            p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, output);
         };
         if (valid == kTileRows) return product({y, stride, bias.empty() ? nullptr : bias.data() + column, accumulate});
         product({products, kTileRows, nullptr, false});  // the matrix ends within the tile
@@ -150,14 +136,15 @@ struct Program::Linear final : Op {
 
 // Two tiles of gate and up at a time: 32 columns, one block of the quantised result.
 struct Program::Gated final : Op {
-    int gate_in, up_in, out_float, out_quantised;
+    int gate_in, up_in;
+    Forms out;
     Matrix gate, up;
     Vector gate_bias, up_bias;
     int64_t pairs;
     Runs runs{1, 1, 1};  // of pairs
     int block;
-    Gated(int gi, int ui, Matrix g, Matrix u, Vector gb, Vector ub, int f, int q, int threads)
-        : gate_in(gi), up_in(ui), out_float(f), out_quantised(q), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
+    Gated(int gi, int ui, Matrix g, Matrix u, Vector gb, Vector ub, Forms o, int threads)
+        : gate_in(gi), up_in(ui), out(o), gate(std::move(g)), up(std::move(u)), gate_bias(std::move(gb)), up_bias(std::move(ub)) {
         pairs = (gate->tiles() + 1) / 2;
         for (Vector* bias : {&gate_bias, &up_bias})  // kernels read whole tiles
             if (!bias->empty()) bias->resize(gate->tiles() * kTileRows);
@@ -173,31 +160,32 @@ struct Program::Gated final : Op {
         const int64_t run = runs.of(rows, block), end = std::min(pairs, (piece + 1) * run);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
-            const Inputs gate_x = p.inputs(gate_in, token, *gate);
-            const Inputs up_x = up->format == gate->format ? gate_x : p.inputs(up_in, token, *up);
-            for (int64_t pair = piece * run; pair < end; pair++)
-                pair_work(p, pair, gate_x, up_x, token, m, thread.products.data());
+            for (int64_t pair = piece * run; pair < end; pair++) pair_work(p, pair, token, m, thread.products.data());
         }
     }
-    // A tile's columns of `out`, rows of 32.
-    static void product(const Program& p, const Inputs& x, const PackedMatrix& w, const Vector& bias, int64_t tile, int m, float* out) {
+    // A tile's columns, in rows of 32.
+    static void product(const Program& p, int in, int token, const PackedMatrix& w, const Vector& bias, int64_t tile, int m, float* y) {
         const float* padded = bias.empty() ? nullptr : bias.data() + tile * kTileRows;
-        p.kernels_.tile_product(w.format, w.tile(tile), w.k, x.rows, x.stride, m, {out, kBlock, padded, false});
+        p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, {y, kBlock, padded, false});
     }
-    void pair_work(const Program& p, int64_t pair, const Inputs& gate_x, const Inputs& up_x, int token, int m, float* products) const {
+    void pair_work(Program& p, int64_t pair, int token, int m, float* products) const {
         float* ups = products + kTokenBlock * kBlock;
         const int64_t column = pair * kBlock;
         const int64_t valid = std::min<int64_t>(kBlock, gate->n - column);
         for (int64_t tile = 2 * pair; tile < std::min(2 * pair + 2, gate->tiles()); tile++) {
             const int64_t half = (tile - 2 * pair) * kTileRows;
-            product(p, gate_x, *gate, gate_bias, tile, m, products + half);
-            product(p, up_x, *up, up_bias, tile, m, ups + half);
+            product(p, gate_in, token, *gate, gate_bias, tile, m, products + half);
+            product(p, up_in, token, *up, up_bias, tile, m, ups + half);
         }
         for (int t = 0; t < m; t++) {
-            float block[kBlock];
-            p.kernels_.silu_mul(products + t * kBlock, ups + t * kBlock, valid, block);
-            if (out_float >= 0) std::memcpy(p.floats(out_float, token + t) + column, block, valid * sizeof(float));
-            if (out_quantised >= 0) p.kernels_.quantise(block, pair, 1, p.quantised_row(out_quantised, token + t));
+            float* y = products + t * kBlock;
+            p.kernels_.silu_mul(y, ups + t * kBlock, valid, y);
+            if (out.floats >= 0) std::memcpy(p.floats(out.floats, token + t) + column, y, valid * sizeof(float));
+        }
+        for (int t = 0; t < m;) {
+            const Panel panel = panel_of(token + t, p.rows(gate_in));
+            p.narrow(out, panel, products + t * kBlock, kBlock, column, valid);
+            t += panel.width;
         }
     }
 };
@@ -275,18 +263,23 @@ void Program::check_value(int value, size_t row_bytes) const {
     if (values_[value].row_bytes != row_bytes) throw std::invalid_argument("a value has the wrong width");
 }
 
-static size_t input_bytes(const PackedMatrix& matrix) {
-    return is_quantised(matrix.format) ? quantised_row_bytes(matrix.k) : matrix.k * sizeof(float);
+void Program::check_forms(Forms forms, int64_t k) const {
+    if (forms.floats >= 0) check_value(forms.floats, k * sizeof(float));
+    if (forms.quantised >= 0) check_value(forms.quantised, quantised_row_bytes(k));
+    if (forms.rounded >= 0) check_value(forms.rounded, rounded_row_bytes(k));
+    if (forms.rounded >= 0 && !kernels_.round_panel) throw std::invalid_argument("these kernels take no rounded inputs");
+}
+
+// The input of a product, in the form that the weights meet.
+void Program::check_input(int value, const PackedMatrix& weights) const {
+    const bool rounded = weights.format == Format::BF16 && kernels_.round_panel;
+    check_value(value, is_quantised(weights.format) ? quantised_row_bytes(weights.k)
+                       : rounded                    ? rounded_row_bytes(weights.k)
+                                                    : weights.k * sizeof(float));
 }
 
 static void check_bias(const std::vector<float>& bias, int64_t n) {
     if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) throw std::invalid_argument("a bias has the wrong length");
-}
-
-void Program::add_rounding(int in, const PackedMatrix& weights) {
-    if (weights.format != Format::BF16 || !kernels_.round_rows) return;
-    rounded_bytes_ = std::max(rounded_bytes_, max_tokens_ * rounded_row_bytes(weights.k));
-    add(RoundRows(in, weights.k));
 }
 
 void Program::add_embed(Matrix table, int out) {
@@ -294,49 +287,42 @@ void Program::add_embed(Matrix table, int out) {
     add(Embed(std::move(table), out));
 }
 
-void Program::add_rms_norm(int in, Vector weight, float eps, int out_float, int out_quantised) {
-    check_value(in, weight.size() * sizeof(float));
-    if (out_float >= 0) check_value(out_float, weight.size() * sizeof(float));
-    if (out_quantised >= 0) check_value(out_quantised, quantised_row_bytes(weight.size()));
+void Program::add_rms_norm(int in, Vector weight, float eps, Forms out) {
     const size_t n = weight.size();
-    for (auto& thread : threads_) thread->products.resize(std::max(thread->products.size(), n));
-    add(RmsNorm(in, std::move(weight), eps, out_float, out_quantised));
+    check_value(in, n * sizeof(float));
+    check_forms(out, n);
+    for (auto& thread : threads_) thread->products.resize(std::max(thread->products.size(), kPanelRows * n));
+    add(RmsNorm(in, std::move(weight), eps, out));
 }
 
-void Program::add_quantise(int in, int64_t k, int out) {
+void Program::add_narrow(int in, int64_t k, int out_quantised, int out_rounded) {
+    const Forms out{-1, out_quantised, out_rounded};
     check_value(in, k * sizeof(float));
-    check_value(out, quantised_row_bytes(k));
-    add(Quantise(in, k, out));
+    check_forms(out, k);
+    add(Narrow(in, k, out));
 }
 
 void Program::add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, int64_t column, bool accumulate) {
     int64_t columns = column;
     if (biases.size() != matrices.size()) throw std::invalid_argument("one bias (or none) per matrix");
     for (size_t i = 0; i < matrices.size(); i++) {
-        check_value(in, input_bytes(*matrices[i]));
+        check_input(in, *matrices[i]);
         check_bias(biases[i], matrices[i]->n);
         columns += matrices[i]->n;
     }
     if (column < 0 || values_.at(out).row_bytes < columns * sizeof(float)) throw std::invalid_argument("outputs do not fit the value");
-    const auto rounded = std::find_if(matrices.begin(), matrices.end(), [](const Matrix& m) { return m->format == Format::BF16; });
-    if (rounded != matrices.end()) add_rounding(in, **rounded);
     add(Linear(in, std::move(matrices), std::move(biases), out, column, accumulate, pool_->size()));
 }
 
-void Program::add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float,
-                        int out_quantised) {
-    check_value(gate_in, input_bytes(*gate));
-    check_value(up_in, input_bytes(*up));
+void Program::add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, Forms out) {
+    check_input(gate_in, *gate);
+    check_input(up_in, *up);
     if (gate->n != up->n) throw std::invalid_argument("gate and up differ in width");
     if (gate->format == up->format && gate_in != up_in) throw std::invalid_argument("gate and up of one format take one input");
     check_bias(gate_bias, gate->n);
     check_bias(up_bias, up->n);
-    if (out_float >= 0) check_value(out_float, gate->n * sizeof(float));
-    if (out_quantised >= 0) check_value(out_quantised, quantised_row_bytes(gate->n));
-    if (gate->format == Format::BF16) add_rounding(gate_in, *gate);
-    else add_rounding(up_in, *up);
-    add(Gated(gate_in, up_in, std::move(gate), std::move(up), std::move(gate_bias), std::move(up_bias), out_float, out_quantised,
-              pool_->size()));
+    check_forms(out, gate->n);
+    add(Gated(gate_in, up_in, std::move(gate), std::move(up), std::move(gate_bias), std::move(up_bias), out, pool_->size()));
 }
 
 void Program::set_heads(int heads, int kv_heads, int head_dim, Vector cos, Vector sin) {
@@ -372,7 +358,6 @@ void Program::finish(size_t arena_bytes) {
         if (value.offset + rows * value.row_bytes > arena_bytes) throw std::invalid_argument("a value does not fit the arena");
     }
     arena_ = std::make_unique<Buffer>(arena_bytes);
-    if (rounded_bytes_ > 0) rounded_ = std::make_unique<Buffer>(rounded_bytes_);
     progress_ = std::make_unique<Progress[]>(ops_.size());
     for (auto& thread : threads_) {
         thread->products.resize(std::max<size_t>(thread->products.size(), 2 * kTokenBlock * kBlock));
@@ -383,15 +368,12 @@ void Program::finish(size_t arena_bytes) {
 
 // ---- replay ---------------------------------------------------------------------------------------------------
 
-QuantisedRow Program::quantised_row(int value, int64_t i) const {
-    const Panel panel = panel_of(static_cast<int>(i), rows(value));
-    return {row(value, panel.first_row), panel.width, static_cast<int>(i) - panel.first_row};
-}
-
-Program::Inputs Program::inputs(int value, int first, const PackedMatrix& weights) const {
-    if (weights.format != Format::BF16 || !kernels_.round_rows) return {row(value, first), values_[value].row_bytes};
-    const size_t stride = rounded_row_bytes(weights.k);
-    return {rounded_->data() + first * stride, stride};
+void Program::narrow(Forms out, Panel panel, const float* x, size_t stride, int64_t first, int64_t count) {
+    if (out.quantised >= 0)
+        for (int lane = 0; lane < panel.width; lane++)
+            kernels_.quantise(x + lane * stride, first / kBlock, count / kBlock, {row(out.quantised, panel.first_row), panel.width, lane});
+    if (out.rounded >= 0)
+        kernels_.round_panel(x, stride, panel.width, count, row(out.rounded, panel.first_row) + first * panel.width * sizeof(uint16_t));
 }
 
 int Program::rows(int value) const { return values_[value].per_sample ? step_->num_samples : step_->num_tokens; }

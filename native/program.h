@@ -37,6 +37,13 @@ struct Value {
     bool per_sample;
 };
 
+// The forms in which an op leaves its result, each the number of a value, or -1: not in this form.
+struct Forms {
+    int floats;
+    int quantised;  // panels of int8 blocks
+    int rounded;    // panels of bf16 pairs
+};
+
 struct AttentionPlan;
 
 class Program {
@@ -50,12 +57,13 @@ class Program {
     // Recording. Values are named by what add_value returned; -1: none. Throws std::invalid_argument on misfits.
     int add_value(size_t offset, size_t row_bytes, bool per_sample);
     void add_embed(Matrix table, int out);
-    void add_rms_norm(int in, Vector weight, float eps, int out_float, int out_quantised);
-    void add_quantise(int in, int64_t k, int out);
+    void add_rms_norm(int in, Vector weight, float eps, Forms out);
+    // Floats to either of the other forms, or both.
+    void add_narrow(int in, int64_t k, int out_quantised, int out_rounded);
     // The matrices' outputs, one after another, from `column` of out on. `accumulate` adds to what is there.
     void add_linear(int in, std::vector<Matrix> matrices, std::vector<Vector> biases, int out, int64_t column, bool accumulate);
-    // silu(gate x) * (up x), to a float or a quantised value (or both); x in the form that each matrix takes.
-    void add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, int out_float, int out_quantised);
+    // silu(gate x) * (up x); x in the form that each matrix takes.
+    void add_gated(int gate_in, int up_in, Matrix gate, Matrix up, Vector gate_bias, Vector up_bias, Forms out);
     // qkv rows [q heads | k heads | v heads]: normalises heads (weights may be empty), rotates, writes K and V.
     void add_rope_and_cache(int qkv, int layer, Vector q_norm, Vector k_norm, float eps);
     void add_attention(int qkv, int layer, int window, int out);
@@ -81,8 +89,7 @@ class Program {
     struct Op;
     struct Embed;
     struct RmsNorm;
-    struct Quantise;
-    struct RoundRows;
+    struct Narrow;
     struct Linear;
     struct Gated;
     struct RopeAndCache;
@@ -90,17 +97,17 @@ class Program {
     struct MergeAttention;
     struct Select;
     struct Sample;
-    struct Inputs;
     struct Step;
     struct Thread;
 
     uint8_t* row(int value, int64_t i) const { return arena_->data() + values_[value].offset + i * values_[value].row_bytes; }
-    QuantisedRow quantised_row(int value, int64_t i) const;
     float* floats(int value, int64_t i) const { return reinterpret_cast<float*>(row(value, i)); }
     int rows(int value) const;
-    Inputs inputs(int value, int first, const PackedMatrix& weights) const;
-    void add_rounding(int in, const PackedMatrix& weights);
     void check_value(int value, size_t row_bytes) const;
+    void check_forms(Forms forms, int64_t k) const;
+    void check_input(int value, const PackedMatrix& weights) const;
+    // Columns [first, first + count) of a panel's rows, `stride` floats apart, to the forms beside floats.
+    void narrow(Forms out, Panel panel, const float* x, size_t stride, int64_t first, int64_t count);
     void prepare(StepRequest* requests, int num_requests, const StepTables& tables);
 
     // Attention work of a step.
@@ -136,8 +143,6 @@ class Program {
     std::unique_ptr<Progress[]> progress_;  // of each operation in the current step
     std::atomic<size_t> current_{0};        // the operation that the team is at
     std::unique_ptr<Buffer> arena_;
-    std::unique_ptr<Buffer> rounded_;  // the inputs of one operation, in bf16
-    size_t rounded_bytes_ = 0;
     std::shared_ptr<KvCache> cache_;
     int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, logits_ = -1;
     Vector cos_, sin_;  // [positions, head_dim / 2]

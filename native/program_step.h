@@ -47,12 +47,6 @@ struct Program::Thread {
     std::unique_ptr<Sampler> sampler;
 };
 
-// Rows of a value as weights of one format take them; stride in bytes.
-struct Program::Inputs {
-    const uint8_t* rows;
-    size_t stride;
-};
-
 struct Program::Op {
     virtual ~Op() = default;
     // Number of pieces of work, for the step at hand.

@@ -133,13 +133,13 @@ class RowProgram:
         max_tokens: int = 128,
     ) -> None:
         self._max_tokens = max_tokens
-        recorder = CpuRecorder(_native.ThreadPool(threads), heads=1, kv_heads=1, head_dim=8)
+        recorder = CpuRecorder(_native.ThreadPool(threads), isa, heads=1, kv_heads=1, head_dim=8)
         x = body(recorder, recorder.embed(recorder.matrix(tensor("rows", rows))))
         logits = recorder.select_sampled(x)
         recorder.sample(logits)
         self.columns = logits.columns
         angles = np.zeros((1, 4), np.float32)
-        self.program, _ = recorder.build(isa, max_tokens, max_tokens, angles, angles)
+        self.program, _ = recorder.build(max_tokens, max_tokens, angles, angles)
         self.program.set_kv_cache(_native.KvCache(1, 1, 8, 16, 0, 1))
 
     def compute(self, token_ids: Sequence[int]) -> Floats:

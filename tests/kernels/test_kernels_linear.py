@@ -308,10 +308,10 @@ def test_rms_norm(isa: str, columns: int, size: float):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("dtype", [*QUANTISED, "BF16"])
 def test_norm_then_product_rounds_as_the_two_apart(isa: str, dtype: DType):
-    """The norm writes int8 blocks at once; ``add_quantise`` would have made the same ones."""
-    k = width(dtype, 3)
+    """The norm writes the form that the product takes; ``add_narrow`` would have made the same one."""
+    k = width(dtype, 3, odd=31)
     x, norm_weight = normal(70, k), normal(k, seed=2)
     weight = tensor("w", normal(33, k, seed=1), dtype)
     normed = RowProgram(x, lambda ops, v: ops.rms_norm(v, norm_weight, 1e-5), isa=isa).compute(range(70))
@@ -324,9 +324,9 @@ def test_norm_then_product_rounds_as_the_two_apart(isa: str, dtype: DType):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("dtype", [*QUANTISED, "BF16"])
 def test_gate_then_product_rounds_as_the_two_apart(isa: str, dtype: DType):
-    k, n = width(dtype, 2), width(dtype, 3)
+    k, n = width(dtype, 2), width(dtype, 3, odd=31)
     x = normal(70, k)
     gate, up = tensor("g", normal(n, k, seed=1), dtype), tensor("u", normal(n, k, seed=2), dtype)
     down = tensor("d", normal(33, n, seed=3), dtype)

@@ -13,7 +13,7 @@ from rooftree import _native
 from rooftree.checkpoint.base import Checkpoint
 from rooftree.engine.config import EngineConfig
 from rooftree.engine.executors.cores import physical_cores
-from rooftree.engine.executors.cpu import tables_bytes
+from rooftree.engine.executors.cpu import choose_isa, tables_bytes
 from rooftree.engine.kv_cache_dtype import kv_cache_dtype
 from rooftree.engine.memory import Footprint, MemoryPlan, plan_memory, wanted_model_len
 from rooftree.kernels.cpu import KV_FORMAT_CODES, SizingRecorder
@@ -41,7 +41,11 @@ def predict_footprint(config: EngineConfig, checkpoint: Checkpoint, max_model_le
     """Bytes that the native executor would hold, from shapes and formats alone."""
     spec = checkpoint.spec
     recorder = SizingRecorder(
-        _native.ThreadPool(1), heads=spec.num_heads, kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
+        _native.ThreadPool(1),
+        choose_isa(config.isa),
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
     )
     recorder.sample(decoder(recorder, spec, load_weights(recorder, spec, checkpoint.tensors)))
     arena = recorder.arena_bytes(config.max_num_batched_tokens, config.max_num_seqs)

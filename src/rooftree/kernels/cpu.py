@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
 from rooftree import _native
-from rooftree.checkpoint.base import Tensor
+from rooftree.checkpoint.base import DType, Tensor
 from rooftree.checkpoint.formats import is_quantized, row_bytes
 from rooftree.checkpoint.quantize_on_load import RoundedTensor
 from rooftree.errors import ModelError
@@ -54,23 +54,33 @@ Locate = Callable[[Slot | None], int]
 
 RecordedOp = Callable[[_native.Program, Locate], None]
 
+Form = Literal["floats", "quantised", "rounded"]
+"""Of a value: float32 rows, panels of int8 blocks, panels of bf16 pairs."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuMatrix:
-    """A packed weight; quantised ones take int8 inputs."""
+    """A packed weight, and the form of the inputs that it is multiplied with."""
 
     packed: _native.PackedMatrix
-    quantised: bool
+    takes: Form
 
 
 @dataclass(slots=True)
 class CpuValue:
-    """A value as float32 rows, as rows of int8 blocks, or both: as its readers need it."""
+    """A value in the forms that its readers may need; a form that none reads takes no memory."""
 
     columns: int
     per_sample: bool
-    floats: Slot
-    quantised: Slot | None = None
+    forms: dict[Form, Slot]
+
+    @property
+    def floats(self) -> Slot:
+        return self.forms["floats"]
+
+    def located(self, at: Locate) -> tuple[int, int, int]:
+        """Its native values: floats, quantised, rounded; -1 where nothing reads the form."""
+        return at(self.floats), at(self.forms.get("quantised")), at(self.forms.get("rounded"))
 
 
 @dataclass(slots=True)
@@ -102,15 +112,21 @@ class CpuRecorder:
     """Records ops, plans memory once the last one is known, and builds the native program.
 
     A recorded op is a function of the finished memory plan: a producer such as a norm learns only then which
-    forms of its result (float, int8) are read, and computes no other.
+    forms of its result (float, int8, bf16) are read, and computes no other.
+
+    Args:
+        isa: of the kernels that the program is for.
 
     Attributes:
         memory: where the packed matrices lie.
     """
 
-    def __init__(self, pool: _native.ThreadPool, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, pool: _native.ThreadPool, isa: str, *, heads: int, kv_heads: int, head_dim: int
+    ) -> None:
         self.memory = _native.WeightMemory()
-        self._pool = pool
+        self._pool, self._isa = pool, isa
+        self._rounds = _native.multiplies_bf16(isa)
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._slots: list[_SlotUse] = []
         self._ops: list[RecordedOp] = []
@@ -128,13 +144,15 @@ class CpuRecorder:
         return len(self._slots) - 1
 
     def _float_value(self, columns: int, per_sample: bool) -> CpuValue:
-        return CpuValue(columns, per_sample, self._slot(4 * columns, per_sample))
+        return CpuValue(columns, per_sample, {"floats": self._slot(4 * columns, per_sample)})
 
-    def _either_value(self, columns: int, per_sample: bool) -> CpuValue:
-        """A value whose producer can write both forms."""
+    def _any_value(self, columns: int, per_sample: bool) -> CpuValue:
+        """A value whose producer can write every form."""
         value = self._float_value(columns, per_sample)
         if columns % 32 == 0:
-            value.quantised = self._slot(_native.quantised_row_bytes(columns), per_sample)
+            value.forms["quantised"] = self._slot(_native.quantised_row_bytes(columns), per_sample)
+        if self._rounds:
+            value.forms["rounded"] = self._slot(_native.rounded_row_bytes(columns), per_sample)
         return value
 
     def _record(self, touched: Sequence[Slot | None], op: RecordedOp) -> None:
@@ -147,21 +165,31 @@ class CpuRecorder:
         self._ops.append(op)
 
     def _input_for(self, x: CpuValue, weight: CpuMatrix) -> Slot:
-        """The form of x that the weight multiplies; quantised the first time int8 is asked for."""
-        if not weight.quantised:
-            return x.floats
-        if x.quantised is None:
+        """The form of x that the weight multiplies; made of floats the first time that it is asked for."""
+        if weight.takes not in x.forms:
+            quantised = weight.takes == "quantised"
+            row_bytes = (_native.quantised_row_bytes if quantised else _native.rounded_row_bytes)(x.columns)
             source, k = x.floats, x.columns
-            x.quantised = out = self._slot(_native.quantised_row_bytes(k), x.per_sample)
-            self._record((source, out), lambda p, at: p.add_quantise(at(source), k, at(out)))
-        return x.quantised
+            x.forms[weight.takes] = out = self._slot(row_bytes, x.per_sample)
+            self._record(
+                (source, out),
+                lambda p, at: p.add_narrow(
+                    at(source), k, at(out) if quantised else -1, -1 if quantised else at(out)
+                ),
+            )
+        return x.forms[weight.takes]
+
+    def _takes(self, dtype: DType) -> Form:
+        if is_quantized(dtype):
+            return "quantised"
+        return "rounded" if dtype == "BF16" and self._rounds else "floats"
 
     # -- the op set
 
     def matrix(self, tensor: Tensor) -> CpuMatrix:
         if tensor.name not in self._matrices:
             _refuse_narrow_scales(tensor)
-            self._matrices[tensor.name] = CpuMatrix(self._pack(tensor), is_quantized(tensor.dtype))
+            self._matrices[tensor.name] = CpuMatrix(self._pack(tensor), self._takes(tensor.dtype))
         return self._matrices[tensor.name]
 
     def _pack(self, tensor: Tensor) -> _native.PackedMatrix:
@@ -187,17 +215,17 @@ class CpuRecorder:
         return y
 
     def rms_norm(self, x: CpuValue, weight: Floats, eps: float) -> CpuValue:
-        y = self._either_value(x.columns, x.per_sample)
+        y = self._any_value(x.columns, x.per_sample)
         self._record(
-            (x.floats, y.floats, y.quantised),
-            lambda p, at: p.add_rms_norm(at(x.floats), weight, eps, at(y.floats), at(y.quantised)),
+            (x.floats, *y.forms.values()),
+            lambda p, at: p.add_rms_norm(at(x.floats), weight, eps, *y.located(at)),
         )
         return y
 
     def linear(self, x: CpuValue, weights: Sequence[CpuMatrix], biases: Sequence[Floats | None]) -> CpuValue:
         y = self._float_value(sum(w.packed.n for w in weights), x.per_sample)
         column = 0
-        for _, group in groupby(zip(weights, biases, strict=True), key=lambda pair: pair[0].quantised):
+        for _, group in groupby(zip(weights, biases, strict=True), key=lambda pair: pair[0].takes):
             members = list(group)
             self._linear(x, members, y.floats, column, accumulate=False)
             column += sum(w.packed.n for w, _ in members)
@@ -221,19 +249,17 @@ class CpuRecorder:
 
     def linear_add(self, residual: CpuValue, x: CpuValue, weight: CpuMatrix, bias: Floats | None) -> CpuValue:
         self._linear(x, [(weight, bias)], residual.floats, 0, accumulate=True)
-        return CpuValue(residual.columns, residual.per_sample, residual.floats)
+        return CpuValue(residual.columns, residual.per_sample, {"floats": residual.floats})
 
     def gated_mlp(
         self, x: CpuValue, gate: CpuMatrix, up: CpuMatrix, gate_bias: Floats | None, up_bias: Floats | None
     ) -> CpuValue:
         gate_in, up_in = self._input_for(x, gate), self._input_for(x, up)
-        y = self._either_value(gate.packed.n, x.per_sample)
+        y = self._any_value(gate.packed.n, x.per_sample)
         gb, ub = _present(gate_bias), _present(up_bias)
         self._record(
-            (gate_in, up_in, y.floats, y.quantised),
-            lambda p, at: p.add_gated(
-                at(gate_in), at(up_in), gate.packed, up.packed, gb, ub, at(y.floats), at(y.quantised)
-            ),
+            (gate_in, up_in, *y.forms.values()),
+            lambda p, at: p.add_gated(at(gate_in), at(up_in), gate.packed, up.packed, gb, ub, *y.located(at)),
         )
         return y
 
@@ -264,14 +290,14 @@ class CpuRecorder:
     # -- the program
 
     def build(
-        self, isa: str, max_tokens: int, max_samples: int, cos: Floats, sin: Floats
+        self, max_tokens: int, max_samples: int, cos: Floats, sin: Floats
     ) -> tuple[_native.Program, int]:
         """Plan memory for the largest step; returns the native program and the bytes of its arena.
 
         Args:
             cos, sin: (positions, head_dim / 2) float32.
         """
-        program = _native.Program(self._pool, isa, max_tokens, max_samples)
+        program = _native.Program(self._pool, self._isa, max_tokens, max_samples)
         offsets, arena_bytes = self._plan(max_tokens, max_samples)
         native = {
             i: program.add_value(offset, self._slots[i].row_bytes, self._slots[i].per_sample)
@@ -327,7 +353,7 @@ class SizingRecorder(CpuRecorder):
         if tensor.name not in self._matrices:
             n, k = tensor.shape
             packed = cast(_native.PackedMatrix, _Sized(n, k, packed_bytes(tensor)))
-            self._matrices[tensor.name] = CpuMatrix(packed, is_quantized(tensor.dtype))
+            self._matrices[tensor.name] = CpuMatrix(packed, self._takes(tensor.dtype))
         return self._matrices[tensor.name]
 
 

@@ -26,7 +26,7 @@ class ProductChain:
         self, dtype: DType, n: int, k: int, *, count: int, max_rows: int, threads: int, isa: str
     ) -> None:
         self.weights = count * n * k
-        recorder = CpuRecorder(_native.ThreadPool(threads), heads=1, kv_heads=1, head_dim=8)
+        recorder = CpuRecorder(_native.ThreadPool(threads), isa, heads=1, kv_heads=1, head_dim=8)
         stored = random_tensor("weight", (n, k), dtype)
         x = recorder.embed(recorder.matrix(random_tensor("x", (max_rows, k), "F32")))
         total = recorder.embed(recorder.matrix(random_tensor("y", (max_rows, n), "F32")))
@@ -37,7 +37,7 @@ class ProductChain:
         self.weight_bytes = recorder.weight_bytes - before
         recorder.sample(recorder.select_sampled(total))
         angles = np.zeros((max_rows, 4), np.float32)
-        self._program, _ = recorder.build(isa, max_rows, 1, angles, angles)
+        self._program, _ = recorder.build(max_rows, 1, angles, angles)
         self._program.set_kv_cache(_native.KvCache(1, 1, 8, 16, 0, 1))
         self._tokens = np.arange(max_rows, dtype=np.int32).reshape(1, max_rows)
         self._blocks = np.zeros((1, -(-max_rows // 16)), np.int32)

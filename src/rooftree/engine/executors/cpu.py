@@ -75,6 +75,7 @@ class CPUExecutor:
         self._kv_format = KV_FORMAT_CODES[kv_cache_dtype]
         recorder = CpuRecorder(
             _native.ThreadPool(self.threads),
+            self._isa,
             heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -85,7 +86,7 @@ class CPUExecutor:
         cos, sin = rope_tables(spec.rope, spec.head_dim, max_model_len)
         self._kv_cache: _native.KvCache | None = None
         self._program: _native.Program | None
-        self._program, arena_bytes = recorder.build(self._isa, max_num_batched_tokens, max_num_seqs, cos, sin)
+        self._program, arena_bytes = recorder.build(max_num_batched_tokens, max_num_seqs, cos, sin)
         self.weight_bytes = recorder.weight_bytes
         self.kv_bytes_per_block = _native.KvCache.bytes_per_block(
             spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, self._kv_format
