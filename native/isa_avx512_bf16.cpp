@@ -10,6 +10,13 @@
 
 namespace rooftree::avx512_bf16 {
 
+// Two bf16 values of one row as a word, to be spread over all lanes.
+static inline __m512bh pair_of(const void* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
+}
+
 // BF16 elements that are multiplied as they are stored.
 struct PairedKv {
     uint16_t bits;
@@ -23,11 +30,7 @@ struct Products<PairedKv> {
     using Vector = __m512bh;
     static constexpr bool widened = false;
     static Vector load(const PairedKv* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
-    static Vector spread(const Factor* x) {
-        int32_t word;
-        std::memcpy(&word, x, 4);
-        return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
-    }
+    static Vector spread(const Factor* x) { return pair_of(x); }
     static F add(Vector x, Vector y, F sum) { return _mm512_dpbf16_ps(sum, y, x); }
     static void put(Factor* out, F v) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
@@ -50,12 +53,7 @@ namespace {
 
 static_assert(kBF16PairBytes == sizeof(__m512i));
 
-// Two inputs of one row as a word, to be spread over all lanes.
-inline __m512bh pair_of(const uint8_t* p) {
-    int32_t word;
-    std::memcpy(&word, p, 4);
-    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
-}
+using avx512_bf16::pair_of;
 
 // One panel of T rows.
 template <int T>
