@@ -184,6 +184,48 @@ def test_what_a_chunk_computes_ends_where_another_ones_block_begins() -> None:
     assert (kv.claim(again, B + 1), kv.claim(longer, 13)) == (B + 1, 0)
 
 
+def test_a_copy_that_is_computed_first_does_not_hide_the_block_that_others_wait_for() -> None:
+    kv = manager()
+    first = admit(kv, "first", list(range(9)), rank=0)
+    copy = admit(kv, "copy", list(range(B)), rank=1)  # the last token is to be computed: a block of its own
+    second, third = (admit(kv, name, list(range(9)), rank) for rank, name in [(2, "second"), (3, "third")])
+    kv.free(first)
+    assert kv.claim(copy, B) == B
+    copy.num_computed_tokens = B
+    kv.publish(copy)
+    assert kv.audit() == []
+    assert (kv.claim(second, 9), kv.claim(third, 9)) == (9, 0)
+    second.num_computed_tokens = 9
+    kv.publish(second)
+    assert kv.audit() == []
+    assert kv.catch_up(third) == 2 * B
+
+
+def test_a_block_that_is_computed_is_not_computed_again_for_want_of_the_one_before() -> None:
+    kv = manager(num_blocks=8)
+    head = admit(kv, "head", list(range(B)), rank=0)
+    copy = admit(kv, "copy", list(range(B)), rank=1)
+    for request in (head, copy):
+        request.num_computed_tokens = B
+        kv.publish(request)
+    copy.token_ids += range(B, 2 * B)
+    assert kv.allocate_slots(copy, B) is not None
+    copy.num_computed_tokens = 2 * B
+    kv.publish(copy)
+    kv.free(head)
+    evicting = admit(kv, "evicting", [40] * 6 * B, rank=2)
+    kv.free(evicting)
+    # Of this prefix only the second block is known.
+    writer, waiting = (admit(kv, name, list(range(9)), rank) for rank, name in [(3, "writer"), (4, "waiting")])
+    assert kv.block_ids("waiting")[1] == kv.block_ids("copy")[1]
+    kv.free(writer)
+    assert kv.claim(waiting, 9) == B
+    waiting.num_computed_tokens = B
+    kv.publish(waiting)
+    assert kv.audit() == []
+    assert kv.catch_up(waiting) == 2 * B
+
+
 def test_a_decode_takes_a_block_only_when_one_is_full() -> None:
     kv = manager()
     request = Tokens("a", list(range(B)))

@@ -10,10 +10,11 @@ from hypothesis.stateful import (
     consumes,
     initialize,
     invariant,
+    multiple,
     precondition,
     rule,
 )
-from scheduler_rig import VOCAB, Rig, digests, solo
+from scheduler_rig import GREEDY, VOCAB, Rig, digests, solo
 
 from rooftree.kvcache.prefix import PrefixHasher
 from rooftree.sampling.params import SamplingParams
@@ -121,6 +122,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         )
         return f"r{len(self.all) - 1}"
+
+    @precondition(lambda self: self.all)
+    @rule(target=ids, data=st.data(), length=st.integers(1, 40), count=st.integers(1, 3))
+    def submit_alike(self, data: st.DataObject, length: int, count: int) -> object:
+        """The beginning of an earlier request's tokens again, several times at once."""
+        model = data.draw(st.sampled_from(self.all)).request
+        prompt = model.token_ids[: min(length, self.rig.kv_cache.num_tokens - 2)]
+        priority = data.draw(st.integers(-1, 1)) if self.rig.policy == "priority" else 0
+        names = [f"r{len(self.all) + i}" for i in range(count)]
+        for seed, name in enumerate(names):
+            self._add(
+                Request(
+                    request_id=name,
+                    token_ids=prompt.copy(),
+                    params=GREEDY,
+                    max_tokens=min(8, self.rig.kv_cache.num_tokens - len(prompt)),
+                    seed=seed,
+                    cache_salt=model.cache_salt,
+                    priority=priority,
+                )
+            )
+        return multiple(*names)
 
     def _add(self, request: Request) -> None:
         tracked = Tracked(request)

@@ -96,6 +96,21 @@ def test_the_next_goes_on_where_the_first_one_ends(way: str) -> None:
         assert rig.output(request.request_id) == answer[0]
 
 
+def test_a_last_token_waits_too_where_one_ranked_before_computes_its_block() -> None:
+    rig = shared_rig(max_num_batched_tokens=31, policy="priority")
+    late = rig.add("late", PROMPT[:32], max_tokens=2, priority=1)
+    urgent = rig.add("urgent", PROMPT[:36], max_tokens=2)
+    expected = [solo(late), solo(urgent)]
+    rig.scheduler.abort("urgent")
+    assert rig.step() == {"late": 31}
+    urgent = rig.add("urgent", PROMPT[:36], max_tokens=2)
+    assert rig.plan() == {"late": 1}  # a step that never runs, but lets the other one in
+    assert rig.step() == {"urgent": 20}
+    assert rig.step() == {"urgent": 1, "late": 1}
+    rig.drain()
+    assert [rig.output("late"), rig.output("urgent")] == [answer for answer, _ in expected]
+
+
 def test_the_head_of_the_queue_is_not_looked_up_again_until_it_could_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -234,16 +234,23 @@ class KVCacheManager:
     def claim(self, request: CachedRequest, num_tokens: int) -> int:
         """How many of a running request's next ``num_tokens`` it should compute itself, and now.
 
-        Fewer where a request ranked before it is about to compute the same block: none if that is the next.
+        Fewer where a request ranked before it is about to compute the same block, none if that is the next;
+        and fewer where a further one is computed, to catch up over.
         """
         table = self._tables[request.request_id]
         start = request.num_computed_tokens
         first, last = start // self.block_size, -(-(start + num_tokens) // self.block_size)
         for index in range(first, min(last, table.num_promised)):
             block = self.pool.blocks[table.block_ids[index]]
-            if not self._promises.claim(request.block_hashes[index], block, request):
+            is_computed = index > first and block.block_hash is not None
+            if is_computed or not self._promises.claim(request.block_hashes[index], block, request):
                 return max(0, index * self.block_size - start)
         return num_tokens
+
+    def must_claim(self, request: CachedRequest) -> bool:
+        """Whether the next token of a running request lies in a block that others may compute as well."""
+        table = self._tables[request.request_id]
+        return request.num_computed_tokens < table.num_promised * self.block_size
 
     def publish(self, request: CachedRequest) -> None:
         """Enter the request's newly computed full blocks into the prefix index.
@@ -258,8 +265,9 @@ class KVCacheManager:
         self._hasher.extend(request.block_hashes, request.token_ids, num_full, request.cache_salt)
         for index in range(table.num_published, num_full):
             block, block_hash = self.pool.blocks[table.block_ids[index]], request.block_hashes[index]
-            self.pool.publish(block, block_hash)
-            self._promises.keep(block_hash, block)
+            # A copy stays unknown where others wait for the promised one: by its hash they see it computed.
+            if self._promises.keep(block_hash, block):
+                self.pool.publish(block, block_hash)
         table.num_published = num_full
 
     def free(self, request: CachedRequest) -> None:
@@ -275,4 +283,4 @@ class KVCacheManager:
     def audit(self) -> list[str]:
         """Conservation recomputed from the block tables; see ``BlockPool.audit`` and ``Promises.audit``."""
         tables = {request_id: table.block_ids for request_id, table in self._tables.items()}
-        return [*self.pool.audit(tables.values()), *self._promises.audit(tables)]
+        return [*self.pool.audit(tables.values()), *self._promises.audit(tables, self.pool)]

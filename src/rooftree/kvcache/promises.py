@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rooftree.kvcache.block_pool import KVCacheBlock
+from rooftree.kvcache.block_pool import BlockPool, KVCacheBlock
 
 
 class Writer(Protocol):
@@ -60,10 +60,13 @@ class Promises:
         promise.writer = request
         return True
 
-    def keep(self, block_hash: bytes, block: KVCacheBlock) -> None:
-        """A block has been computed: nothing is promised any more."""
+    def keep(self, block_hash: bytes, block: KVCacheBlock) -> bool:
+        """A block has been computed; whether nothing is promised under its hash any more, so that it can be
+        published: it may be a copy of the one promised.
+        """
         if self.find(block_hash) is block:
             del self._promises[block_hash]
+        return block_hash not in self._promises
 
     def leave(self, block_hash: bytes, block: KVCacheBlock, request: Writer) -> None:
         """A request has dropped its reference to a block that is not computed."""
@@ -75,12 +78,14 @@ class Promises:
         elif promise.writer is request:
             promise.writer = None
 
-    def audit(self, tables: Mapping[str, Sequence[int]]) -> Iterable[str]:
+    def audit(self, tables: Mapping[str, Sequence[int]], pool: BlockPool) -> Iterable[str]:
         """One sentence for each promise that nobody can keep."""
-        for promise in self._promises.values():
+        for block_hash, promise in self._promises.items():
             block, writer = promise.block.block_id, promise.writer
             if promise.block.block_hash is not None:
                 yield f"block {block} is promised but published"
+            elif pool.lookup(block_hash) is not None:
+                yield f"block {block} is promised, but one like it published"
             if promise.block.ref_count == 0:
                 yield f"block {block} is promised but not owned"
             if writer is not None and block not in tables.get(writer.request_id, ()):

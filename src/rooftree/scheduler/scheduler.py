@@ -180,7 +180,7 @@ class Scheduler:
         for request in self._running.copy():
             if request.status is not RequestStatus.RUNNING:
                 continue  # It gave way to one ranked before it; those already passed can not be victims.
-            if len(request.token_ids) - request.num_computed_tokens > 1:
+            if len(request.token_ids) - request.num_computed_tokens > 1 or self.kv_cache.must_claim(request):
                 prompts.append(request)
             elif (block_ids := self._grow(request)) is not None:
                 step.add(request, block_ids, 1)
