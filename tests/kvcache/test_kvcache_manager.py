@@ -216,7 +216,9 @@ def test_a_block_that_is_computed_is_not_computed_again_for_want_of_the_one_befo
     evicting = admit(kv, "evicting", [40] * 6 * B, rank=2)
     kv.free(evicting)
     # Of this prefix only the second block is known.
-    writer, waiting = (admit(kv, name, list(range(9)), rank) for rank, name in [(3, "writer"), (4, "waiting")])
+    writer, waiting = (
+        admit(kv, name, list(range(9)), rank) for rank, name in [(3, "writer"), (4, "waiting")]
+    )
     assert kv.block_ids("waiting")[1] == kv.block_ids("copy")[1]
     kv.free(writer)
     assert kv.claim(waiting, 9) == B

@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from fake_llm import TEMPLATE, FakeLLM
+from hypothesis import given
+from hypothesis import strategies as st
 from server_rig import RunningServer, running_server
 
 from rooftree.sampling.params import SamplingParams
-from rooftree.server import completions, json_body, prompts, requests
+from rooftree.server import completions, json_body, many_prompts, prompts, requests
 from rooftree.server.config import ServerConfig
 from rooftree.server.generation import Job, Tally, generate
 from rooftree.text.chat_template import ChatTemplate
@@ -67,6 +69,83 @@ def test_more_values_than_anyone_needs_are_refused_before_they_are_read(
     assert (response.status_code, error["code"]) == (413, "request_too_large")
     assert "262144 numbers or texts" in error["message"]
     check_alive(server)
+
+
+def test_many_prompts_of_many_ids_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [[(i * 31 + j) % 256 for j in range(4096)] for i in range(128)]
+    lengths: list[int] = []
+    read = many_prompts._values
+    monkeypatch.setattr(many_prompts, "_values", lambda ids: lengths.append(len(ids)) or read(ids))
+    with running_server(FakeLLM(max_model_len=5000), ServerConfig()) as server:
+        answer = post(server, "/v1/completions", json.dumps({"prompt": asked, "max_tokens": 1}).encode())
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["prompt_tokens"] == 128 * 4096
+        assert [choice["index"] for choice in answer.json()["choices"]] == list(range(128))
+        assert len(lengths) == 128
+        check_alive(server)
+
+
+MANY = b",".join([b"[%b]" % b",".join([b"104"] * 5000)] * 60)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b'{"prompt":[[%b]]}' % b",".join([b"1"] * 270_000), 413, "a prompt has too many values"),
+        (b'{"prompt":[[1],%b]}' % b",".join([b"1"] * 270_000), 413, "the body has too many values"),
+        (b"[%b]" % MANY, 413, "the body has too many values"),
+        (b'{"prompt":[%b],"prompt":"a"}' % MANY, 413, "the body has too many values"),
+        (b'{"prompt":"a","prompt":[%b]}' % MANY, 400, "the key 'prompt' appears twice"),
+        (b'{"prompt":[%b],"user":"[%b]"}' % (MANY, MANY), 400, "context window"),
+        (b'{"user":"[%b]","prompt":[%b]}' % (MANY, MANY), 413, "the body has too many values"),
+        (b'{"prompt":[%b,[1,null]]}' % MANY, 400, "prompt[60][1]: Expected 'int'"),
+        (b'{"prompt":[%b,[[1]]]}' % MANY, 413, "the body has too many values"),
+        (b'{"prompt":[%b,[01]]}' % MANY, 400, "the body is not valid JSON"),
+        (b'{"prompt":[%b],"nothing":}' % MANY, 400, "the body is not valid JSON"),
+        (b'{"prompt":[%b],"nothing":1}' % MANY, 400, "unknown field 'nothing'"),
+        (b'{"prompt":[%b]' % MANY, 400, "the body is not valid JSON"),
+        (b'{"prompt":[%b]]}' % MANY, 400, "the body is not valid JSON"),
+    ],
+    ids=range(14),
+)
+def test_what_is_wrong_beside_many_ids_is_refused(
+    server: RunningServer, body: bytes, status: int, says: str
+) -> None:
+    response = post(server, "/v1/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, says in error["message"]) == (status, True), error
+    check_alive(server)
+
+
+lists_of_ids = st.lists(st.lists(st.integers(-5, 1 << 40), max_size=5), min_size=1, max_size=5)
+
+
+@given(
+    lists_of_ids, st.sampled_from([(",", ":"), (" , ", " : "), (",\n", ":\t")]), st.none() | st.integers(0, 5)
+)
+def test_prompts_are_cut_out_however_they_are_spelt(
+    asked: list[list[int]], separators: tuple[str, str], indent: int | None
+) -> None:
+    fields = {"user": "a[[1]]", "prompt": asked, "n": 1}
+    body = json.dumps(fields, separators=separators, indent=indent).encode()
+    rest, found = many_prompts.cut_out_prompts(body)
+    assert found == asked
+    assert json.loads(rest) == fields | {"prompt": None}
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text(alphabet='[],"1'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_what_is_not_lists_of_ids_is_left_where_it_is(prompt: Any) -> None:
+    body = json.dumps({"prompt": prompt}).encode()
+    rest, found = many_prompts.cut_out_prompts(body)
+    if found is None:
+        assert rest == body
+    else:
+        assert found == prompt
 
 
 @pytest.mark.parametrize("unit", ["a ", ",[", '\\"', "\\\\", "\\u00e9", "\U0001f600"])

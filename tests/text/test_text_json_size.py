@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 
 from rooftree.errors import RequestError
 from rooftree.text import json_size
-from rooftree.text.json_size import MAX_DIGITS, MAX_VALUES, check_json_size
+from rooftree.text.json_size import MAX_DIGITS, MAX_VALUES, check_json_size, is_quickly_read
+
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+NUMBER = re.compile(rb"[0-9],")
 
 texts = st.text(alphabet='ab"\\,:[{}]1\n')
 values = st.recursive(
@@ -44,6 +48,15 @@ def test_values_and_digits_are_counted_however_the_text_is_cut(value: Any, size:
     scan = json_size._Scan()
     assert sum(scan.take(text[i : i + size]) for i in range(0, text.size, size)) == weight(value)
     assert scan.longest_number == digits(value)
+    assert scan.num_numbers == len(NUMBER.findall(STRING.sub(b"", text.tobytes())))
+
+
+def test_numbers_alone_are_not_refused_for_their_count_where_they_may_be_read_apart() -> None:
+    assert is_quickly_read(b"1," * MAX_VALUES, "thing")
+    assert not is_quickly_read(b"1," * (MAX_VALUES + 1), "thing")
+    for unit in (b"true,", b"1 ,", b'"a1",'):
+        with pytest.raises(RequestError, match="too many values"):
+            is_quickly_read(unit * (MAX_VALUES + 1), "thing")
 
 
 @pytest.mark.parametrize(

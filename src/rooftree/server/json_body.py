@@ -15,7 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from rooftree.errors import RequestError
-from rooftree.text.json_size import check_json_size
+from rooftree.server.many_prompts import cut_out_prompts
+from rooftree.text.json_size import check_json_size, is_quickly_read
 
 BODY_SECONDS = 60.0
 
@@ -101,13 +102,23 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     Raises:
         RequestError: 400 with the place of the fault; 413 for more values than can be read in a moment.
     """
-    check_json_size(body, "the body")
+    if is_quickly_read(body, "the body"):
+        return _parse(body)
+    try:
+        rest, prompts = cut_out_prompts(body)
+    except msgspec.DecodeError as error:
+        raise _not_json(error) from None
+    check_json_size(rest, "the body")
+    return _parse(rest) | {"prompt": prompts}
+
+
+def _parse(body: bytes | bytearray) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
         # Only now, since this reader is the lenient one: it is here for the keys alone.
         json.loads(body, object_pairs_hook=_refuse_repeated_keys)
     except msgspec.DecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise _not_json(error) from None
     except ValueError:
         raise RequestError("the body holds a number of absurd length", code="invalid_json") from None
     except RecursionError:
@@ -116,6 +127,10 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
         kind = "an array" if isinstance(value, list) else f"a bare {type(value).__name__}"
         raise RequestError(f"the body must be a JSON object, not {kind}", code="invalid_json")
     return value
+
+
+def _not_json(error: msgspec.DecodeError) -> RequestError:
+    return RequestError(f"the body is not valid JSON: {error}", code="invalid_json")
 
 
 def _check_content_type(content_type: str | None) -> None:

@@ -20,7 +20,7 @@ values, about a fifth as many, since each takes longer.
 MAX_DIGITS = 32
 
 _PIECE = 1 << 20
-_QUOTE, _BACKSLASH, _ZERO, _NINE = b'"\\09'
+_QUOTE, _BACKSLASH, _COMMA, _ZERO, _NINE = b'"\\,09'
 _WEIGHTS = np.zeros(256, np.uint8)
 _WEIGHTS[list(b",:[{")] = 1, 4, 4, 4
 
@@ -35,23 +35,38 @@ def check_json_size(text: bytes | bytearray, what: str, param: str | None = None
     Raises:
         RequestError: 413 with the number of values that are possible; 400 for a number of absurd length.
     """
+    if not is_quickly_read(text, what, param):
+        raise _too_many(what, param)
+
+
+def is_quickly_read(text: bytes | bytearray, what: str, param: str | None = None) -> bool:
+    """Whether a JSON text may be read at once; else its numbers are too many, and nothing besides them.
+
+    Raises:
+        RequestError: as ``check_json_size``, for all other values.
+    """
     # Most texts are too short for so many, and as few long numbers do no harm.
     if len(text) <= MAX_VALUES // 4:
-        return
+        return True
     scan = _Scan()
     weight = 0
     for start in range(0, len(text), _PIECE):
         weight += scan.take(np.frombuffer(text, np.uint8, min(_PIECE, len(text) - start), start))
-        if weight > MAX_VALUES:
-            raise RequestError(
-                f"{what} has too many values: possible are {MAX_VALUES} numbers or texts, and of lists or "
-                f"keys a fifth as many; send less, or in several requests",
-                status=413,
-                param=param,
-                code="request_too_large",
-            )
+        if weight - scan.num_numbers > MAX_VALUES:
+            raise _too_many(what, param)
         if scan.longest_number > MAX_DIGITS:
             raise RequestError(f"{what} holds a number of absurd length", param=param, code="invalid_json")
+    return weight <= MAX_VALUES
+
+
+def _too_many(what: str, param: str | None) -> RequestError:
+    return RequestError(
+        f"{what} has too many values: possible are {MAX_VALUES} numbers or texts, and of lists or "
+        f"keys a fifth as many; send less, or in several requests",
+        status=413,
+        param=param,
+        code="request_too_large",
+    )
 
 
 class _Scan:
@@ -59,10 +74,12 @@ class _Scan:
 
     Attributes:
         longest_number: digits in a row outside of strings, so far.
+        num_numbers: those with a comma behind them, so far.
     """
 
     def __init__(self) -> None:
         self.longest_number = 0
+        self.num_numbers = 0
         self._in_string = False
         self._escaped = False
         self._num_digits = 0
@@ -75,7 +92,10 @@ class _Scan:
         odd = np.bitwise_xor.accumulate(quotes)
         outside = odd == self._in_string
         self._in_string ^= bool(odd[-1])
-        self._count_digits((piece >= _ZERO) & (piece <= _NINE) & outside)
+        digits = (piece >= _ZERO) & (piece <= _NINE) & outside
+        self.num_numbers += int(self._num_digits > 0 and piece[0] == _COMMA)
+        self.num_numbers += int(np.count_nonzero(digits[:-1] & (piece[1:] == _COMMA)))
+        self._count_digits(digits)
         return int(_WEIGHTS[piece[outside]].sum())
 
     def _drop_escaped(self, quotes: NDArray[np.bool_], piece: NDArray[np.uint8]) -> None:
