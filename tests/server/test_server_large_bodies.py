@@ -93,6 +93,7 @@ MANY = b",".join([b"[%b]" % b",".join([b"104"] * 5000)] * 60)
     [
         (b'{"prompt":[[%b]]}' % b",".join([b"1"] * 270_000), 413, "a prompt has too many values"),
         (b'{"prompt":[[1],%b]}' % b",".join([b"1"] * 270_000), 413, "the body has too many values"),
+        (b'{"prompt":[%b]}' % b",".join([b"[%b1]" % (b"1," * 250)] * 1200), 400, "1200 prompts"),
         (b"[%b]" % MANY, 413, "the body has too many values"),
         (b'{"prompt":[%b],"prompt":"a"}' % MANY, 413, "the body has too many values"),
         (b'{"prompt":"a","prompt":[%b]}' % MANY, 400, "the key 'prompt' appears twice"),
@@ -106,7 +107,7 @@ MANY = b",".join([b"[%b]" % b",".join([b"104"] * 5000)] * 60)
         (b'{"prompt":[%b]' % MANY, 400, "the body is not valid JSON"),
         (b'{"prompt":[%b]]}' % MANY, 400, "the body is not valid JSON"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_wrong_beside_many_ids_is_refused(
     server: RunningServer, body: bytes, status: int, says: str
