@@ -13,6 +13,9 @@ namespace {
 // Tokens that go through a run of weight tiles together: few, so that their inputs stay in the first-level cache, and
 // all that a kernel's registers hold: a panel of quantised rows, or four times six float rows.
 constexpr int kTokenBlock = 24;
+// What of gate, and of up, is kept until both are there: pairs of tiles times tokens, well within the first-level cache.
+constexpr int kGatedFloats = 1024;
+static_assert(kGatedFloats >= kTokenBlock * kBlock);
 constexpr int token_block(Format f) { return is_quantised(f) ? kPanelRows : kTokenBlock; }
 }  // namespace
 
@@ -134,7 +137,7 @@ struct Program::Linear final : Op {
     }
 };
 
-// Two tiles of gate and up at a time: 32 columns, one block of the quantised result.
+// Two tiles of gate and of up make 32 columns, one block of the quantised result.
 struct Program::Gated final : Op {
     int gate_in, up_in;
     Forms out;
@@ -160,31 +163,39 @@ struct Program::Gated final : Op {
         const int64_t run = runs.of(rows, block), end = std::min(pairs, (piece + 1) * run);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
-            for (int64_t pair = piece * run; pair < end; pair++) pair_work(p, pair, token, m, thread.products.data());
+            const int64_t group = rows <= block ? kGatedFloats / (m * kBlock) : 1;
+            for (int64_t pair = piece * run; pair < end; pair += group)
+                group_work(p, pair, std::min(end, pair + group), token, m, thread.products.data());
         }
     }
-    // A tile's columns, in rows of 32.
-    static void product(const Program& p, int in, int token, const PackedMatrix& w, const Vector& bias, int64_t tile, int m, float* y) {
-        const float* padded = bias.empty() ? nullptr : bias.data() + tile * kTileRows;
-        p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, {y, kBlock, padded, false});
+    // Pairs [begin, end): all of gate before all of up, for each lies in one stretch. Alternating, the processor would
+    // start reading ahead anew with every tile.
+    void group_work(Program& p, int64_t begin, int64_t end, int token, int m, float* gates) const {
+        float* ups = gates + kGatedFloats;
+        products(p, gate_in, *gate, gate_bias, begin, end, token, m, gates);
+        products(p, up_in, *up, up_bias, begin, end, token, m, ups);
+        for (int64_t pair = begin; pair < end; pair++, gates += m * kBlock, ups += m * kBlock) pair_work(p, pair, token, m, gates, ups);
     }
-    void pair_work(Program& p, int64_t pair, int token, int m, float* products) const {
-        float* ups = products + kTokenBlock * kBlock;
+    // [pair][token][32].
+    static void products(const Program& p, int in, const PackedMatrix& w, const Vector& bias, int64_t begin, int64_t end, int token, int m,
+                         float* y) {
+        for (int64_t tile = 2 * begin; tile < std::min(2 * end, w.tiles()); tile++) {
+            const float* padded = bias.empty() ? nullptr : bias.data() + tile * kTileRows;
+            float* columns = y + (tile / 2 - begin) * m * kBlock + tile % 2 * kTileRows;
+            p.kernels_.tile_product(w.format, w.tile(tile), w.k, p.row(in, token), p.values_[in].row_bytes, m, {columns, kBlock, padded, false});
+        }
+    }
+    void pair_work(Program& p, int64_t pair, int token, int m, float* gates, const float* ups) const {
         const int64_t column = pair * kBlock;
         const int64_t valid = std::min<int64_t>(kBlock, gate->n - column);
-        for (int64_t tile = 2 * pair; tile < std::min(2 * pair + 2, gate->tiles()); tile++) {
-            const int64_t half = (tile - 2 * pair) * kTileRows;
-            product(p, gate_in, token, *gate, gate_bias, tile, m, products + half);
-            product(p, up_in, token, *up, up_bias, tile, m, ups + half);
-        }
         for (int t = 0; t < m; t++) {
-            float* y = products + t * kBlock;
+            float* y = gates + t * kBlock;
             p.kernels_.silu_mul(y, ups + t * kBlock, valid, y);
             if (out.floats >= 0) std::memcpy(p.floats(out.floats, token + t) + column, y, valid * sizeof(float));
         }
         for (int t = 0; t < m;) {
             const Panel panel = panel_of(token + t, p.rows(gate_in));
-            p.narrow(out, panel, products + t * kBlock, kBlock, column, valid);
+            p.narrow(out, panel, gates + t * kBlock, kBlock, column, valid);
             t += panel.width;
         }
     }
@@ -360,7 +371,7 @@ void Program::finish(size_t arena_bytes) {
     arena_ = std::make_unique<Buffer>(arena_bytes);
     progress_ = std::make_unique<Progress[]>(ops_.size());
     for (auto& thread : threads_) {
-        thread->products.resize(std::max<size_t>(thread->products.size(), 2 * kTokenBlock * kBlock));
+        thread->products.resize(std::max<size_t>(thread->products.size(), 2 * kGatedFloats));
         thread->attention.resize(attention_scratch_floats(head_dim_));
         thread->state.resize(static_cast<size_t>(kMaxAttentionRows) * (head_dim_ + 2));
     }
