@@ -137,7 +137,7 @@ std::vector<std::pair<std::string, double>> int8_rates(const std::string& isa, c
                                                        int tries) {
     std::vector<std::pair<std::string, double>> rates;
     for (const LimitLoops::Arithmetic& loop : limits_for(isa).int8)
-        rates.emplace_back(loop.way, rate(loop, processors, rounds, tries));
+        if (loop.run) rates.emplace_back(loop.way, rate(loop, processors, rounds, tries));
     return rates;
 }
 

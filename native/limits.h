@@ -20,7 +20,7 @@ struct LimitLoops {
     };
     void (*read)(const uint8_t* data, size_t bytes);  // bytes: a multiple of 512
     Arithmetic fp32;
-    std::vector<Arithmetic> int8;
+    Arithmetic int8[2];  // the ways that there are; no loop: no such way
 };
 
 const LimitLoops& portable_limits();
