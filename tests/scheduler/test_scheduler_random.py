@@ -273,6 +273,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(running) <= self.rig.max_num_seqs
         assert self.rig.scheduler.stats().num_running == len(running)
         assert set(self.rig.scheduler.requests) == set(self.live)
+        stats = self.rig.scheduler.stats()
+        assert stats.prefix_cache_hits <= stats.prefix_cache_queries
 
     def teardown(self) -> None:
         """Everyone comes to an end within bounded steps, and all blocks come back."""
