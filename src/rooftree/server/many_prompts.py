@@ -34,19 +34,19 @@ def cut_out_prompts(body: bytes | bytearray) -> tuple[bytes | bytearray, list[li
         return body, None
     # Should a string before the prompts spell the same, it is cut instead, and leaves too many values.
     head, _, tail = body.partition(prompt)
-    return head + b"null" + tail, [_read(each) for each in lists]
+    return head + b"null" + tail, [_read(b"[%b]" % ids) for ids in lists]
 
 
 def _split(prompts: bytes) -> list[bytes] | None:
-    """The texts of the lists in a list of lists; None if anything else is in it."""
-    inside = prompts[1:-1]
-    if b'"' in inside or b"{" in inside:
+    """What is between the brackets of each list in a list of lists; None if anything else is in it."""
+    if b'"' in prompts or b"{" in prompts:
         return None
-    *lists, end = (b"," + inside).split(b"]")
+    first, *others = prompts.split(b"]")
+    *lists, end, _ = b"," + first[1:], *others
     parts = [each.partition(b"[") for each in lists]
     if end.strip() or any(comma.strip() != b"," or b"[" in ids for comma, _, ids in parts):
         return None
-    return [b"[%b]" % ids for _, _, ids in parts]
+    return [ids for _, _, ids in parts]
 
 
 def _read(ids: bytes) -> list[Any]:
