@@ -43,14 +43,14 @@ class Asked:
 
     state: ServerState
     llm: AsyncLLM
-    params: SamplingParams
-    priority: int
-    cache_salt: str
-    stream: bool
-    include_usage: bool
     id: str
     created: int
     model: str
+    stream: bool
+    include_usage: bool
+    params: SamplingParams
+    priority: int
+    cache_salt: str
 
 
 class Shape(Protocol[Part]):
@@ -77,19 +77,17 @@ async def read_generation(
     """
     state, body = await read(request, kind, off_values)
     llm = state.ready_llm()
-    model = state.model_name(body.model)
-    include_usage = wants_usage(body)
     asked = Asked(
         state=state,
         llm=llm,
+        id=f"{prefix}-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=state.model_name(body.model),
+        stream=bool(body.stream),
+        include_usage=wants_usage(body),
         params=sampling_params(body, state.sampling_defaults(llm)),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        stream=bool(body.stream),
-        include_usage=include_usage,
-        id=f"{prefix}-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=model,
     )
     return asked, body
 
