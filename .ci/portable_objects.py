@@ -1,8 +1,8 @@
 """Fails if an object for one instruction set defines a function that the linker may take for all of them.
 
 A function that several objects define (inline, or made of a template) is kept once, whichever of them it was
-compiled for: the whole library would then need that object's instructions. So the objects for AVX2 and AVX-512
-must define such functions in the namespace of their instruction set alone.
+compiled for: the whole library would then need that object's instructions. So the objects for AVX2 and
+AVX-512 must define such functions in the namespace of their instruction set alone.
 """
 
 from __future__ import annotations
