@@ -65,21 +65,23 @@ struct Program::Narrow final : Op {
     }
 };
 
-// Weights are handed out in runs, short enough to share evenly. For one block of tokens a run may be long: only from
-// its second page or so on does the processor read ahead. While several blocks come by it must stay in the second-level
-// cache.
+// Weights are handed out in runs of equal length, as many for each thread. For one block of tokens a run may be long: only
+// from its second page or so on does the processor read ahead. While several blocks come by it must stay in the
+// second-level cache.
 struct Runs {
-    int64_t streamed, kept;  // units, such as pairs of tiles
+    int64_t units, streamed, kept;  // units, such as pairs of tiles, and into how many runs they are cut
 
-    Runs(int64_t units, size_t unit_bytes, int threads) {
-        constexpr int kRunsPerThread = 6;
-        constexpr size_t kStreamedBytes = size_t{1536} << 10, kKeptBytes = size_t{384} << 10;
-        const int64_t share = std::max<int64_t>(units / (threads * kRunsPerThread), 1);
-        const auto within = [&](size_t bytes) { return std::clamp<int64_t>(bytes / unit_bytes, 1, share); };
-        streamed = within(kStreamedBytes);
-        kept = within(kKeptBytes);
+    Runs(int64_t n, size_t unit_bytes, int threads) : units(n) {
+        const int64_t bytes = units * static_cast<int64_t>(unit_bytes);
+        const auto runs = [&](int64_t most_bytes, int64_t least_per_thread) {
+            const int64_t per_thread = (bytes + threads * most_bytes - 1) / (threads * most_bytes);
+            return std::clamp<int64_t>(threads * std::max(per_thread, least_per_thread), 1, units);
+        };
+        streamed = runs(int64_t{1536} << 10, 3);
+        kept = runs(int64_t{384} << 10, 6);
     }
-    int64_t of(int rows, int block) const { return rows <= block ? streamed : kept; }
+    int64_t count(int rows, int block) const { return rows == 0 ? 0 : rows <= block ? streamed : kept; }
+    int64_t begin(int64_t run, int64_t count) const { return units * run / count; }
 };
 
 struct Program::Linear final : Op {
@@ -96,22 +98,19 @@ struct Program::Linear final : Op {
             first_tile.push_back(first_tile.back() + matrix->tiles());
             first_column.push_back(first_column.back() + matrix->n);
         }
-        runs = Runs(first_tile.back() / 2, 2 * tile_bytes(matrices[0]->format, matrices[0]->k), threads);
+        runs = Runs((first_tile.back() + 1) / 2, 2 * tile_bytes(matrices[0]->format, matrices[0]->k), threads);
         for (const Matrix& matrix : matrices) block = std::max(block, token_block(matrix->format));
     }
-    int64_t pieces(const Program& p) const override {
-        const int64_t run = tiles_per_run(p);
-        return p.rows(in) == 0 ? 0 : (first_tile.back() + run - 1) / run;
-    }
-    int64_t tiles_per_run(const Program& p) const { return 2 * runs.of(p.rows(in), block); }
+    int64_t pieces(const Program& p) const override { return runs.count(p.rows(in), block); }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(in);
-        const int64_t run = tiles_per_run(p);
+        const int64_t count = runs.count(rows, block);
+        const int64_t run_begin = 2 * runs.begin(piece, count), run_end = 2 * runs.begin(piece + 1, count);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
             for (size_t which = 0; which < matrices.size(); which++) {
-                const int64_t begin = std::max(piece * run, first_tile[which]) - first_tile[which];
-                const int64_t end = std::min((piece + 1) * run, first_tile[which + 1]) - first_tile[which];
+                const int64_t begin = std::max(run_begin, first_tile[which]) - first_tile[which];
+                const int64_t end = std::min(run_end, first_tile[which + 1]) - first_tile[which];
                 if (begin >= end) continue;
                 for (int64_t tile = begin; tile < end; tile++) tile_work(p, which, tile, token, m, thread.products.data());
             }
@@ -154,17 +153,14 @@ struct Program::Gated final : Op {
         runs = Runs(pairs, 4 * tile_bytes(gate->format, gate->k), threads);
         block = std::max(token_block(gate->format), token_block(up->format));
     }
-    int64_t pieces(const Program& p) const override {
-        const int64_t run = runs.of(p.rows(gate_in), block);
-        return p.rows(gate_in) == 0 ? 0 : (pairs + run - 1) / run;
-    }
+    int64_t pieces(const Program& p) const override { return runs.count(p.rows(gate_in), block); }
     void work(Program& p, int64_t piece, Thread& thread) const override {
         const int rows = p.rows(gate_in);
-        const int64_t run = runs.of(rows, block), end = std::min(pairs, (piece + 1) * run);
+        const int64_t count = runs.count(rows, block), begin = runs.begin(piece, count), end = runs.begin(piece + 1, count);
         for (int token = 0; token < rows; token += block) {
             const int m = std::min(block, rows - token);
             const int64_t group = rows <= block ? kGatedFloats / (m * kBlock) : 1;
-            for (int64_t pair = piece * run; pair < end; pair += group)
+            for (int64_t pair = begin; pair < end; pair += group)
                 group_work(p, pair, std::min(end, pair + group), token, m, thread.products.data());
         }
     }
