@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_rig import RunningServer, running_server
 
+from rooftree.errors import RequestError
 from rooftree.sampling.params import SamplingParams
 from rooftree.server import completions, json_body, many_prompts, prompts, requests
 from rooftree.server.config import ServerConfig
@@ -279,7 +280,7 @@ def test_others_have_their_turn_while_very_many_prompts_are_started() -> None:
         started = 0
 
     async def test() -> None:
-        llm, seen = Counting(), []
+        llm, seen = Counting(room=prompts.MAX_PROMPTS), []
         job = Job("job", ["hi"] * prompts.MAX_PROMPTS, SamplingParams(max_tokens=1))
 
         async def run() -> None:
@@ -292,5 +293,32 @@ def test_others_have_their_turn_while_very_many_prompts_are_started() -> None:
             seen.append(llm.started)
         await running
         assert max(later - earlier for earlier, later in zip([0, *seen], seen, strict=False)) <= 2
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_large_requests_that_come_together_do_not_refuse_each_other() -> None:
+    class Small(FakeLLM):
+        def check_room(self, num_choices: int) -> None:
+            if len(self.running) + num_choices > self.room:
+                raise RequestError("no room now", status=503)
+
+        async def generate(self, *arguments: Any, **options: Any) -> Any:
+            self.check_room(1)
+            async for output in super().generate(*arguments, **options):
+                yield output
+
+    async def test() -> None:
+        llm, starting = Small(room=8, delay=0.01), asyncio.Lock()
+
+        async def run(name: str) -> int:
+            job = Job(name, ["hi"] * 5, SamplingParams(max_tokens=3), starting=starting)
+            return len([outputs async for outputs in generate(llm, job, Tally())])
+
+        first, *others = await asyncio.gather(*map(run, "abc"), return_exceptions=True)
+        assert first == 15
+        assert all(isinstance(other, RequestError) for other in others)
+        assert llm.aborted == []
+        assert not llm.running
 
     asyncio.run(asyncio.wait_for(test(), 30))

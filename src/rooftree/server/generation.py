@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rooftree.engine.outputs import CompletionOutput, RequestOutput
@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one HTTP request asks the engine for. Choices of prompt p are numbered from ``p * params.n``."""
+    """What one HTTP request asks the engine for. Choices of prompt p are numbered from ``p * params.n``.
+
+    Attributes:
+        starting: held while several prompts are handed over one by one. Shared by all jobs, it keeps large
+            ones that come together from taking each other's room, until all of them are refused.
+    """
 
     request_id: str
     prompts: Sequence[str | list[int]]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Tally:
@@ -102,9 +108,11 @@ async def _several(llm: AsyncLLM, job: Job) -> AsyncGenerator[tuple[int, Request
 
     tasks: list[asyncio.Task[None]] = []
     try:
-        for prompt in range(len(job.prompts)):
-            tasks.append(asyncio.create_task(forward(prompt)))
-            await asyncio.sleep(0)  # let it start now, and others have their turn: a thousand take long
+        async with job.starting:
+            llm.check_room(len(job.prompts) * job.params.n)
+            for prompt in range(len(job.prompts)):
+                tasks.append(asyncio.create_task(forward(prompt)))
+                await asyncio.sleep(0)  # let it start now, and others have their turn: a thousand take long
         if errors:
             raise errors[0]  # a refusal comes before all news of prompts that started earlier
         async for item in _until_all_ended(news, len(tasks)):

@@ -96,7 +96,8 @@ def answer(
     asked: Asked, prompts: Sequence[str | list[int]], shape: Shape[Part]
 ) -> EventStream | GeneratedAnswer:
     """What answers the request once it has run."""
-    job = Job(asked.id, prompts, asked.params, asked.priority, asked.cache_salt)
+    starting = asked.state.starting
+    job = Job(asked.id, prompts, asked.params, asked.priority, asked.cache_salt, starting)
     if asked.stream:
         return EventStream(asked.state, asked.id, _events(asked, job, shape))
     return GeneratedAnswer(asked.state, asked.id, _whole(asked, job, shape))

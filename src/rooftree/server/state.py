@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ class ServerState:
     Attributes:
         model: its own name, whatever names it is served under.
         llm: set as soon as its start has begun.
+        starting: see ``Job.starting``.
     """
 
     def __init__(self, config: ServerConfig, model: str, metrics: Metrics) -> None:
@@ -32,6 +34,7 @@ class ServerState:
         self.model = model
         self.metrics = metrics
         self.inflight = InFlight()
+        self.starting = asyncio.Lock()
         self.bodies = BodyBudget(_BODIES * config.max_body_size)
         self.llm: AsyncLLM | None = None
         self.draining = False
