@@ -75,7 +75,8 @@ struct Runs {
         const int64_t bytes = units * static_cast<int64_t>(unit_bytes);
         const auto runs = [&](int64_t most_bytes, int64_t least_per_thread) {
             const int64_t per_thread = (bytes + threads * most_bytes - 1) / (threads * most_bytes);
-            return std::clamp<int64_t>(threads * std::max(per_thread, least_per_thread), 1, units);
+            const int64_t count = threads * std::max(per_thread, least_per_thread);
+            return units < 2 * count ? units : count;  // of one and two units they would be far from equal
         };
         streamed = runs(int64_t{1536} << 10, 3);
         kept = runs(int64_t{384} << 10, 6);
