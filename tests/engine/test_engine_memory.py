@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooftree.engine.config import EngineConfig
+from rooftree.engine.config import EngineConfig, KVCacheDType
 from rooftree.engine.host_memory import available_bytes
 from rooftree.engine.memory import GIB, Footprint, check_weights, plan_memory, wanted_model_len
 from rooftree.errors import ConfigError
@@ -68,11 +68,18 @@ def test_a_length_left_open_is_lowered_to_the_pool_and_said_aloud():
     assert plan.rows[-1] == ("sequences at full length", "1.0", "--max-model-len 512")
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8", "fp8"])
+def test_a_smaller_element_is_named_where_there_is_one(dtype: KVCacheDType):
+    config = EngineConfig(kv_cache_memory=32 * 1024, kv_cache_dtype=dtype)
+    (notice,) = plan_memory(config, 8192, footprint(), GIB).notices
+    assert ("--kv-cache-dtype int8" in notice) == (dtype not in ("int8", "fp8"))
+
+
 def test_a_length_asked_for_that_does_not_fit_is_refused_with_every_number_and_flag():
     with pytest.raises(ConfigError) as caught:
         plan_memory(EngineConfig(max_model_len=32_000, kv_cache_fraction=0.5), 40_000, footprint(MIB), GIB)
     message = str(caught.value)
-    for part in ("32000 tokens", "1.95 GiB", "0.50 GiB", "1.00 GiB available", "is 8192 tokens"):
+    for part in ("32000 tokens", "1.95 GiB", "512.0 MiB", "1.00 GiB available", "is 8192 tokens"):
         assert part in message
     for flag in ("--max-model-len", "--kv-cache-memory", "--kv-cache-dtype"):
         assert flag in message

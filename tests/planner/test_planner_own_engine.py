@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -70,11 +71,15 @@ def test_the_command_plans_so_on_the_probed_machine_only(
     measured_device.cache_clear()
     assert CliRunner().invoke(cli, ["probe", "--threads", "4"]).exit_code == 0
 
-    def memory(device: str, *more: str) -> dict[str, int]:
+    def plan(device: str, *more: str) -> dict[str, Any]:
         arguments = ["plan", str(model), "--device", device, "--count", "1", "--json", *more]
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 0, result.output
-        found: dict[str, int] = json.loads(result.output)["plan"]["memory"]
+        found: dict[str, Any] = json.loads(result.output)["plan"]
+        return found
+
+    def memory(device: str, *more: str) -> dict[str, int]:
+        found: dict[str, int] = plan(device, *more)["memory"]
         return found
 
     here, wide = memory("this-machine"), memory("this-machine", "--max-num-batched-tokens", "2048")
@@ -84,3 +89,5 @@ def test_the_command_plans_so_on_the_probed_machine_only(
     assert here["kv"] == free // 2
     assert memory("L40S")["runtime"] > 0
     assert memory("this-machine", "--engine", "vllm")["runtime"] > 0
+    assert plan("this-machine", "--kv-dtype", "fp8")["kv_dtype"] == "fp8-per-head"
+    assert plan("L40S", "--kv-dtype", "fp8")["kv_dtype"] == "fp8"

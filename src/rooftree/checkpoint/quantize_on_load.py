@@ -104,7 +104,8 @@ def quantized(checkpoint: Checkpoint, scheme: Quantization) -> Checkpoint:
     )
     if not possible:
         raise ConfigError(
-            f"--quantization {scheme}: no weight of {checkpoint.name} can be quantised: {' '.join(notices)}"
+            f"no weight of {checkpoint.name} can be quantised: {' '.join(notices)} "
+            f"Leave --quantization out to run it as stored"
         )
     return replace(checkpoint, tensors=tensors, notices=(*checkpoint.notices, *notices))
 

@@ -86,9 +86,10 @@ def plan_memory(
         raise ConfigError(_refusal(config, length, capacity, footprint.kv_bytes_per_block, free))
     notices = []
     if capacity < length:
+        smaller = "" if config.kv_cache_dtype in ("int8", "fp8") else " or --kv-cache-dtype int8"
         notices.append(
             f"max_model_len lowered from {length} to {capacity}, the longest that fits the KV cache; "
-            f"more memory (--kv-cache-memory) or a smaller element (--kv-cache-dtype fp16) raises it"
+            f"more memory (--kv-cache-memory){smaller} raises it"
         )
         length = capacity
     rows = _rows(config, footprint, num_blocks, length, chosen)
@@ -117,10 +118,10 @@ def _pool(config: EngineConfig, length: int, block_bytes: int, free: int | None)
 def _refusal(config: EngineConfig, length: int, capacity: int, block_bytes: int, free: int | None) -> str:
     needed = blocks_for(length, config.block_size) * block_bytes
     pool = capacity // config.block_size * block_bytes
-    known = "" if free is None else f" of {gib(free)} available"
+    known = "" if free is None else f" of {size(free)} available"
     return (
-        f"one sequence of {length} tokens needs {gib(needed)} of KV cache ({config.kv_cache_dtype}), "
-        f"but the pool is {gib(pool)}{known}; the longest length that fits is {capacity} tokens. "
+        f"one sequence of {length} tokens needs {size(needed)} of KV cache ({config.kv_cache_dtype}), "
+        f"but the pool is {size(pool)}{known}; the longest length that fits is {capacity} tokens. "
         f"Change --max-model-len, --kv-cache-memory (or --kv-cache-fraction) or --kv-cache-dtype"
     )
 

@@ -24,6 +24,7 @@ from rooftree.planner.workload import NO_PROMISE, Promise, Workload
 from rooftree.roofline.parallel import Parallel
 from rooftree.specs.catalogue import THIS_MACHINE
 from rooftree.specs.device import DeviceSpec
+from rooftree.specs.weight_format import PER_HEAD
 
 Trial = Callable[[int], Estimate | None]
 MOST_DEVICES = 4096
@@ -40,12 +41,13 @@ def deployment_for(question: Question, device: DeviceSpec, parallel: Parallel) -
     constants = choose_constants(known, device, question.engine, measured)
     is_own = constants.is_own_engine or (question.engine == OWN_ENGINE and THIS_MACHINE in device.aliases)
     own = question.own_options if is_own else None
+    kv_dtype = question.kv_dtype or WIDE_KV
     return Deployment(
         model=question.model,
         device=device,
         parallel=parallel,
         weight_dtype=weight_dtype,
-        kv_dtype=question.kv_dtype or WIDE_KV,
+        kv_dtype=PER_HEAD.get(kv_dtype, kv_dtype) if is_own else kv_dtype,
         constants=constants,
         options=own or question.options,
     )

@@ -118,6 +118,8 @@ _CACHE_HALF_BITS = {
 }
 # With an fp32 scale for each vector (head of K or V of a token): int8 and fp8 of Rooftree's own engine.
 _SCALED = {"int8-per-head": "int8", "fp8-per-head": "fp8"}
+PER_HEAD = {plain: scaled for scaled, plain in _SCALED.items()}
+"""What int8 and fp8 of KV are in Rooftree's own engine."""
 _SCALE_BYTES = 4
 CACHE_DTYPES = (*_CACHE_HALF_BITS, *_SCALED)
 
