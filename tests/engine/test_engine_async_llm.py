@@ -55,7 +55,7 @@ def test_choices_cross_as_they_are(choices: list[tuple[str, int]]):
 
 def test_closing_a_generator_ends_its_request():
     async def test() -> None:
-        async with running(max_num_seqs=1, stats=(stats := StatRecorder())) as llm:
+        async with running("slow", stats := StatRecorder(), max_num_seqs=1) as llm:
             for index in range(10):
                 stream = llm.generate(str(index), [1], greedy(500))
                 await anext(stream)
