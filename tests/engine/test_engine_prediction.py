@@ -14,9 +14,9 @@ from rooftree.engine import builder
 from rooftree.engine.builder import build_engine_core
 from rooftree.engine.config import EngineConfig, KVCacheDType
 from rooftree.engine.prediction import predict_footprint, predict_memory
-from rooftree.engine.this_machine import CACHE_FORMATS
 from rooftree.errors import ConfigError
 from rooftree.roofline.memory import MemoryOptions, kv_bytes_per_sequence
+from rooftree.specs.weight_format import own_cache_dtype
 
 MODELS: dict[str, dict[str, Any]] = {
     "GQA": {},
@@ -98,7 +98,7 @@ def test_the_planner_counts_a_request_as_the_engine_does(
         planned = kv_bytes_per_sequence(
             stored_architecture(checkpoint),
             tokens,
-            kv_dtype=CACHE_FORMATS[kv_dtype],
+            kv_dtype=own_cache_dtype(kv_dtype),
             options=MemoryOptions(block_tokens=config.block_size),
         )
         assert planned == -(-tokens // config.block_size) * block

@@ -248,10 +248,12 @@ def test_others_are_answered_while_a_long_body_is_read_and_checked(
     ],
     ids=["text", "messages", "parts"],
 )
-def test_others_are_answered_while_a_long_conversation_is_rendered(messages: list[dict[str, Any]]) -> None:
+def test_others_are_answered_while_a_long_conversation_is_rendered(
+    messages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate()
     template = ChatTemplate(TEMPLATE, {})
-    template.render = gate.before(template.render, bool)  # type: ignore[method-assign]
+    monkeypatch.setattr(template, "render", gate.before(template.render, bool))
     llm = FakeLLM(chat_template=template, max_model_len=10_000)
     with running_server(llm, ServerConfig()) as server:
         check_others_are_answered(

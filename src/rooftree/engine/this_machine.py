@@ -19,6 +19,7 @@ from rooftree.roofline.efficiency import Efficiency
 from rooftree.roofline.machine import Machine, Setting, default_machine_file, read_machine
 from rooftree.specs.catalogue import THIS_MACHINE
 from rooftree.specs.device import DeviceSpec
+from rooftree.specs.weight_format import own_cache_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +33,6 @@ TYPICAL = Efficiency(
     request_seconds=20e-6,
 )
 """What the engine reached of the limits on the processors that it was made on."""
-
-# KV dtype of the engine -> how the cost model names what it stores.
-CACHE_FORMATS: dict[KVCacheDType, str] = {
-    "fp16": "fp16",
-    "bf16": "bf16",
-    "fp32": "fp32",
-    "int8": "int8-per-head",
-    "fp8": "fp8-per-head",
-}
 
 _GLANCE_BYTES = 1 << 27
 _GLANCE_ROUNDS = 200_000
@@ -80,7 +72,7 @@ def this_machine(threads: int, isa: str, read_rate: ReadRate, file: Path | None 
 
 def engine_costs(checkpoint: Checkpoint, kv_cache_dtype: KVCacheDType) -> ModelCosts:
     """The constants of a model as this engine runs it."""
-    return model_costs(stored_architecture(checkpoint), kv_dtype=CACHE_FORMATS[kv_cache_dtype])
+    return model_costs(stored_architecture(checkpoint), kv_dtype=own_cache_dtype(kv_cache_dtype))
 
 
 def _glanced(setting: Setting, read_rate: ReadRate, origin: str) -> Machine:

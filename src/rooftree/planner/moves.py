@@ -14,7 +14,7 @@ from rooftree.planner.deployment import (
 from rooftree.planner.estimate import Estimate
 from rooftree.planner.load import steady_state
 from rooftree.specs.device import DeviceSpec
-from rooftree.specs.weight_format import PER_HEAD
+from rooftree.specs.weight_format import own_cache_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _variants(found: Estimate, next_device: DeviceSpec | None) -> Iterator[tuple
             )
             yield f"weights in {name}", replace(base, weight_dtype=name), note
     if base.kv_dtype in ("bf16", "fp16"):
-        smaller = PER_HEAD["fp8"] if base.constants.is_own_engine else "fp8"
+        smaller = own_cache_dtype("fp8") if base.constants.is_own_engine else "fp8"
         yield "KV cache in fp8", replace(base, kv_dtype=smaller), ""
     yield from _layout_variants(base)
     if next_device is not None:

@@ -24,7 +24,7 @@ from rooftree.planner.workload import NO_PROMISE, Promise, Workload
 from rooftree.roofline.parallel import Parallel
 from rooftree.specs.catalogue import THIS_MACHINE
 from rooftree.specs.device import DeviceSpec
-from rooftree.specs.weight_format import PER_HEAD
+from rooftree.specs.weight_format import own_cache_dtype
 
 Trial = Callable[[int], Estimate | None]
 MOST_DEVICES = 4096
@@ -47,7 +47,7 @@ def deployment_for(question: Question, device: DeviceSpec, parallel: Parallel) -
         device=device,
         parallel=parallel,
         weight_dtype=weight_dtype,
-        kv_dtype=PER_HEAD.get(kv_dtype, kv_dtype) if is_own else kv_dtype,
+        kv_dtype=own_cache_dtype(kv_dtype) if is_own else kv_dtype,
         constants=constants,
         options=own or question.options,
     )

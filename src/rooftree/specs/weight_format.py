@@ -118,10 +118,14 @@ _CACHE_HALF_BITS = {
 }
 # With an fp32 scale for each vector (head of K or V of a token): int8 and fp8 of Rooftree's own engine.
 _SCALED = {"int8-per-head": "int8", "fp8-per-head": "fp8"}
-PER_HEAD = {plain: scaled for scaled, plain in _SCALED.items()}
-"""What int8 and fp8 of KV are in Rooftree's own engine."""
+_OWN = {plain: scaled for scaled, plain in _SCALED.items()}
 _SCALE_BYTES = 4
 CACHE_DTYPES = (*_CACHE_HALF_BITS, *_SCALED)
+
+
+def own_cache_dtype(dtype: str) -> str:
+    """What Rooftree's own engine stores as ``dtype``: int8 and fp8 with their scales."""
+    return _OWN.get(dtype, dtype)
 
 
 def cache_bytes(elements: int, dtype: str, vectors: int = 0) -> int:
